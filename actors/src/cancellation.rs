@@ -10,7 +10,11 @@ pub trait CancelSource {
     fn cancelled(&mut self, step: u64, layers: usize, out: &mut Vec<usize>);
 }
 
-/// The list of one lane. Bounded by the plans that are out, whose chunks are cancelled at most once each.
+/// Plans of a lane that may be out at a time.
+const PLANS_OUT: u64 = 2;
+
+/// The list of one lane. Bounded by the plans that are out, whose chunks are cancelled at most once each: what is about earlier ones goes, also where
+/// no lane looks, as after the first rank of a group.
 #[derive(Debug, Default)]
 pub(crate) struct CancelList {
     /// Additions so far, so that a look at an unchanged list is one load.
@@ -21,7 +25,9 @@ pub(crate) struct CancelList {
 impl CancelList {
     /// A chunk was cancelled.
     pub(crate) fn add(&self, step: u64, chunk: usize) {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner).push((step, chunk));
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.retain(|(of, _)| of + PLANS_OUT > step);
+        list.push((step, chunk));
         self.additions.fetch_add(1, Ordering::Release);
     }
 }
@@ -114,5 +120,8 @@ mod tests {
         list.add(1, 9);
         assert_eq!(look(2), [8]);
         assert!(list.list.lock().unwrap().is_empty());
+        // Where nobody looks it is no longer than what is out.
+        (1..100).for_each(|step| list.add(step, 0));
+        assert_eq!(*list.list.lock().unwrap(), [(98, 0), (99, 0)]);
     }
 }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use actix::Recipient;
 use actix::dev::SendError;
-use faser_engine::{DraftPlan, Event, VerifyPlan};
+use faser_engine::Event;
 use metrics::Histogram;
 use tokio::sync::oneshot;
 
@@ -46,31 +46,18 @@ pub(crate) trait Work: Send + 'static {
     const LANE: &'static str;
     /// The lane's thread.
     const THREAD: &'static str;
-    type Outcome: Send;
-    /// Whether the lane answers the dispatcher, and is counted: the first rank's does.
-    const ANSWERS: bool = true;
-    /// What the engine is to be told, if the lane answers.
-    fn done(outcome: Self::Outcome) -> Option<Event>;
+    /// Whether the lane is counted: the first rank's is.
+    const COUNTS: bool = true;
 }
 
 impl Work for DraftWork {
     const LANE: &'static str = "draft";
     const THREAD: &'static str = "faser-draft";
-    type Outcome = DraftPlan;
-
-    fn done(plan: DraftPlan) -> Option<Event> {
-        Some(Event::DraftDone(plan))
-    }
 }
 
 impl Work for VerifyWork {
     const LANE: &'static str = "verify";
     const THREAD: &'static str = "faser-verify";
-    type Outcome = VerifyPlan;
-
-    fn done(plan: VerifyPlan) -> Option<Event> {
-        Some(Event::VerifyDone(plan))
-    }
 }
 
 /// What the dispatcher is told by a lane of this generation: it finished a plan.
@@ -84,22 +71,17 @@ impl actix::Message for LaneDone {
     type Result = ();
 }
 
-/// Work of a rank after the first: the same plan, whose outcome nobody needs twice.
+/// Work of a rank after the first: the same plan.
 pub(crate) struct Follow<W>(pub(crate) Arc<W>);
 
 impl<W: Work + Sync> Work for Follow<W> {
     const LANE: &'static str = W::LANE;
     const THREAD: &'static str = W::THREAD;
-    type Outcome = ();
-    const ANSWERS: bool = false;
-
-    fn done((): ()) -> Option<Event> {
-        None
-    }
+    const COUNTS: bool = false;
 }
 
-/// What carries out a lane's work. Made and used on the lane's thread alone.
-pub(crate) type Run<W> = Box<dyn FnMut(W) -> <W as Work>::Outcome>;
+/// What carries out a lane's work, and says what the engine is to be told: one lane of a group does. Made and used on the lane's thread alone.
+pub(crate) type Run<W> = Box<dyn FnMut(W) -> Option<Event>>;
 /// Makes a `Run` with fresh KV memory, which looks at the list for what it need not finish; called on the lane's thread.
 pub(crate) type Build<W> = Arc<dyn Fn(Arc<CancelList>) -> Result<Run<W>, ServiceError> + Send + Sync>;
 
@@ -151,7 +133,7 @@ struct Order<W> {
 
 /// The way to a lane. Work is not sent through the GpuActor's mailbox: that would cost a change of threads per pass.
 ///
-/// In a group it is the way to all ranks: the first answers, the others are given the same plans in the same order.
+/// In a group it is the way to all ranks: they are given the same plans in the same order, and hear of the same cancellations.
 pub(crate) struct LaneQueue<W> {
     orders: SyncSender<Order<W>>,
     pulse: Arc<Pulse>,
@@ -163,6 +145,7 @@ pub(crate) struct LaneQueue<W> {
 struct Follower<W> {
     orders: SyncSender<Order<Follow<W>>>,
     pulse: Arc<Pulse>,
+    cancels: Arc<CancelList>,
 }
 
 impl<W> Clone for LaneQueue<W> {
@@ -179,7 +162,8 @@ impl<W> Clone for LaneQueue<W> {
 
 impl<W> Clone for Follower<W> {
     fn clone(&self) -> Follower<W> {
-        Follower { orders: self.orders.clone(), pulse: self.pulse.clone() }
+        let Follower { orders, pulse, cancels } = self;
+        Follower { orders: orders.clone(), pulse: pulse.clone(), cancels: cancels.clone() }
     }
 }
 
@@ -208,7 +192,8 @@ impl<W: Work> LaneQueue<W> {
 
     /// Nobody waits any more for what plan `step` brings for its chunk at this place.
     pub(crate) fn cancel(&self, step: u64, chunk: usize) {
-        self.cancels.add(step, chunk);
+        let others = self.followers.iter().map(|follower| &follower.cancels);
+        others.chain([&self.cancels]).for_each(|list| list.add(step, chunk));
     }
 }
 
@@ -257,7 +242,7 @@ impl<W: Work> LaneThread<W> {
         let pulse = Arc::new(Pulse::default());
         let cancels = Arc::new(CancelList::default());
         let list = cancels.clone();
-        let times = W::ANSWERS.then(|| Times::new(&meter.with("lane", W::LANE)));
+        let times = W::COUNTS.then(|| Times::new(&meter.with("lane", W::LANE)));
         let lane = LaneLoop { generation, part, results, faults, pulse: pulse.clone(), times };
         let thread = thread::Builder::new()
             .name(W::THREAD.to_owned())
@@ -301,8 +286,8 @@ impl<W: Work> LaneThread<W> {
 
     /// From now on its queue is the way to this rank's lane too.
     pub(crate) fn lead(&mut self, follower: &LaneThread<Follow<W>>) {
-        let LaneQueue { orders, pulse, .. } = follower.queue.clone();
-        self.queue.followers.push(Follower { orders, pulse });
+        let LaneQueue { orders, pulse, cancels, .. } = follower.queue.clone();
+        self.queue.followers.push(Follower { orders, pulse, cancels });
     }
 }
 
@@ -338,7 +323,7 @@ impl LaneLoop {
                 times.pass.record(now.duration_since(started));
             }
             self.pulse.done(now);
-            if let Some(done) = W::done(outcome)
+            if let Some(done) = outcome
                 && !self.offer(LaneDone { generation: self.generation, done, ended: now })
             {
                 return;

@@ -62,8 +62,8 @@ pub use profile::{ProfileSpec, glance, profile};
 pub use recording::{LONGEST_RECORDING, Recent, RecordingError, Seen};
 pub use replicas::{ReplicaStream, Replicas};
 pub use runner::{
-    CpuBackend, CpuFeatures, CpuLaneSpec, CudaBackend, CudaFeatures, CudaLaneSpec, DraftRunner, DraftWork,
-    LaneBackend, MASK_PATIENCE, VerifyRunner, VerifyWork,
+    CopyRunner, CpuBackend, CpuFeatures, CpuLaneSpec, CudaBackend, CudaFeatures, CudaLaneSpec, DraftRunner,
+    DraftWork, Gathering, LaneBackend, MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
 pub use service::{Service, ServiceSpec};
 pub use stream::{TokenStream, Update};

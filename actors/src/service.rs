@@ -43,7 +43,7 @@ pub struct ServiceSpec {
 impl ServiceSpec {
     /// Checks what the parts say of each other.
     pub(crate) fn check(&self) -> Result<(), ServiceError> {
-        self.device.check()?;
+        self.device.check(&self.engine)?;
         let contradiction = |text: String| Err(ServiceError::Contradiction(text));
         let engine = &self.engine;
         let (target, draft) = (self.device.target(), self.device.draft());

@@ -21,6 +21,7 @@ fn spec(acceptance: Acceptance, drafts: Drafts) -> SimSpec {
         drafts,
         draft_sms: vec![16],
         draft_apart: false,
+        draft_copies: 1,
         kv_tokens: 32_768,
         max_running: 32,
         max_pass_rows: 512,

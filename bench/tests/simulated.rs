@@ -22,6 +22,7 @@ fn spec() -> SimSpec {
         drafts: Drafts::Steps,
         draft_sms: vec![16],
         draft_apart: false,
+        draft_copies: 1,
         kv_tokens: 32_768,
         max_running: 32,
         max_pass_rows: 512,

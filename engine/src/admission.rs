@@ -1,8 +1,12 @@
 //! Who runs: admission by priority, and in order of arrival among equals, as KV allows; and preemption by recompute when it runs short.
 
+use std::cmp::Reverse;
+
+use crate::blocks::BlockPool;
 use crate::branch::SequenceKv;
 use crate::engine::Engine;
 use crate::request::{K_LIMIT, SeqId};
+use crate::router::{self, ReplicaLoad};
 use crate::sequence::Sequence;
 use crate::view::EpochMove;
 
@@ -58,12 +62,38 @@ impl Engine {
         sequence.target = target;
         sequence.target.table.reserve(sequence.tokens.capacity() + K_LIMIT);
         self.verify_lane.admit(seq, || sequence.admission());
-        if sequence.drafts() {
-            sequence.draft = SequenceKv::from_cache(&self.draft_pool, &sequence.tokens, sequence.salt());
-            sequence.draft.copy_tail();
-            sequence.draft.table.reserve(sequence.tokens.capacity() + 2 * K_LIMIT);
-        }
+        self.give_draft_rank(seq);
         true
+    }
+
+    /// Has a sequence drafted for on one of the ranks that have the draft, with what its pool has cached: whichever is the router's choice, as
+    /// among replicas.
+    fn give_draft_rank(&mut self, seq: SeqId) {
+        let Some(sequence) = self.sequences.get(&seq) else { return };
+        let (tokens, salt) = (sequence.tokens.as_slice(), sequence.salt());
+        let lead = router::lead(self.tuning.max_running.div_ceil(self.draft_pools.len()));
+        let on_rank = |rank| {
+            let running = self.running.iter().filter_map(|seq| self.sequences.get(seq));
+            running.filter(|other| other.draft.table.rank() == rank).count()
+        };
+        let price = |(rank, pool): &(usize, &BlockPool)| {
+            let requests = on_rank(*rank);
+            let cached_tokens = pool.cached_tokens(tokens, salt);
+            let free_tokens = pool.free() * self.config.block_size;
+            let load = ReplicaLoad { ready: true, requests, cached_tokens, free_tokens, routed: 0 };
+            (router::price(tokens.len(), lead, &load), Reverse(free_tokens), *rank)
+        };
+        let pools = self.draft_pools.iter().enumerate();
+        let pool = if self.draft_pools.len() > 1 { pools.min_by_key(price) } else { pools.last() };
+        let Some((_, pool)) = pool else { return };
+        let Some(sequence) = self.sequences.get_mut(&seq) else { return };
+        if !sequence.drafts() {
+            sequence.draft = SequenceKv::empty(pool, sequence.salt());
+            return;
+        }
+        sequence.draft = SequenceKv::from_cache(pool, &sequence.tokens, sequence.salt());
+        sequence.draft.copy_tail();
+        sequence.draft.table.reserve(sequence.tokens.capacity() + 2 * K_LIMIT);
     }
 
     /// Makes room in the target's pool for `tokens` tokens of `seq`, at the cost of less urgent and of younger sequences where it must
@@ -98,11 +128,13 @@ impl Engine {
         self.target_pool.free() > before
     }
 
-    /// Takes all draft KV from the youngest sequence that is not to speculate now, for one that is. It can catch up when its
+    /// Takes all draft KV from the youngest sequence of the same rank that is not to speculate now, for one that is. It can catch up when its
     /// turn comes. False if there is none.
     pub(crate) fn evict_idle_draft(&mut self, other_than: SeqId) -> bool {
+        let rank = self.sequences.get(&other_than).map(|sequence| sequence.draft.table.rank());
         let idle = |seq: &&SeqId| {
             let sequence = self.sequences.get(seq).filter(|_| **seq != other_than);
+            let sequence = sequence.filter(|s| Some(s.draft.table.rank()) == rank);
             sequence.is_some_and(|s| s.wanted == 0 && s.draft_out.is_none() && s.draft.computed > 0)
         };
         let Some(&youngest) = self.running.iter().rev().find(idle) else { return false };
@@ -127,7 +159,7 @@ impl Engine {
             taken: None,
             rejected: false,
         });
-        sequence.evict((&self.target_pool, &self.draft_pool));
+        sequence.evict((&self.target_pool, &self.draft_pools[0]));
         self.draft_lane.retire(seq);
         self.verify_lane.retire(seq);
         self.enqueue(seq);

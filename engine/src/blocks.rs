@@ -39,6 +39,8 @@ pub type BlockId = u32;
 /// A block whose KV, keys and values of all layers and slots, becomes that of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
+    /// The rank whose pool has both, where each has a pool of its own; 0 elsewhere.
+    pub rank: usize,
     /// The block that is read.
     pub from: BlockId,
     /// The block that is written, another one.
@@ -238,6 +240,7 @@ pub(crate) struct BlockPool {
     state: Rc<RefCell<PoolState>>,
     block_size: usize,
     cache_prefixes: bool,
+    rank: usize,
 }
 
 impl BlockPool {
@@ -249,7 +252,12 @@ impl BlockPool {
             empty: (0..blocks as BlockId).rev().collect(),
             ..PoolState::default()
         };
-        BlockPool { state: Rc::new(RefCell::new(state)), block_size, cache_prefixes }
+        BlockPool { state: Rc::new(RefCell::new(state)), block_size, cache_prefixes, rank: 0 }
+    }
+
+    /// The same pool, as that of a rank which has one of its own.
+    pub(crate) fn of_rank(self, rank: usize) -> BlockPool {
+        BlockPool { rank, ..self }
     }
 
     /// A table that holds nothing yet, for a sequence of this salt.
@@ -319,6 +327,11 @@ impl Drop for BlockTable {
 }
 
 impl BlockTable {
+    /// The rank whose pool its blocks are of.
+    pub(crate) fn rank(&self) -> usize {
+        self.pool.rank
+    }
+
     /// Tokens the blocks have room for.
     pub(crate) fn capacity(&self) -> usize {
         self.blocks.len() * self.pool.block_size
@@ -341,12 +354,12 @@ impl BlockTable {
         let to = self.blocks[self.registered];
         // The block itself may have been evicted for this very place.
         if from != to {
-            self.pool.state.borrow_mut().copies.push(BlockCopy { from, to });
+            self.pool.state.borrow_mut().copies.push(BlockCopy { rank: self.pool.rank, from, to });
         }
         whole + tokens
     }
 
-    /// Makes `other`, a table without blocks of the same pool, another one of the first `tokens` positions: whole blocks are shared, and what the next
+    /// Makes `other`, a table without blocks, another one of the same pool, of the first `tokens` positions: whole blocks are shared, and what the next
     /// one holds of them is copied, as by [`BlockTable::copy_tail`]. Room is made for `room` positions. False, with nothing taken, if the pool has too
     /// few blocks.
     #[must_use]
@@ -356,6 +369,7 @@ impl BlockTable {
         if own > self.pool.free() {
             return false;
         }
+        other.pool = self.pool.clone();
         // As much as this one will ever have, so that it never grows; no more, for the two may change places.
         other.blocks.reserve_exact(self.blocks.capacity());
         let state = &mut *self.pool.state.borrow_mut();
@@ -365,7 +379,8 @@ impl BlockTable {
         }
         other.blocks.extend((0..own).map_while(|_| state.take()));
         if !tokens.is_multiple_of(self.pool.block_size) {
-            state.copies.push(BlockCopy { from: self.blocks[whole], to: other.blocks[whole] });
+            let (from, to) = (self.blocks[whole], other.blocks[whole]);
+            state.copies.push(BlockCopy { rank: self.pool.rank, from, to });
         }
         (other.registered, other.last_serial) = (self.registered.min(whole), self.last_serial);
         (other.tail, other.salt) = (None, self.salt);

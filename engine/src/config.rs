@@ -43,17 +43,22 @@ pub struct SpeculationBounds {
     pub draft_context: usize,
     /// Bytes of memory for past outputs, to be proposed from; 0: none are kept.
     pub suffix_bytes: usize,
+    /// Ranks that each have the draft whole, with a KV pool of as many blocks as its source says: sequences are divided among them. 1 where the
+    /// draft is in one place, or split.
+    pub draft_copies: usize,
 }
 
 impl Default for SpeculationBounds {
-    /// None but the engine's own; no past outputs.
+    /// None but the engine's own; no past outputs; the draft in one place.
     fn default() -> SpeculationBounds {
-        SpeculationBounds { room: K_LIMIT, draft_context: usize::MAX, suffix_bytes: 0 }
+        SpeculationBounds { room: K_LIMIT, draft_context: usize::MAX, suffix_bytes: 0, draft_copies: 1 }
     }
 }
 
-/// Outcomes of a verify pass that are prepared together, where no more sequences may run than that.
+/// Outcomes of a verify pass that are prepared together on a rank, where no more sequences may run than that.
 const OUTCOME_CHUNKS: usize = 64;
+/// Ranks that may have a draft each.
+pub(crate) const MOST_COPIES: usize = 64;
 
 /// What can be set anew at any time. Sequences go on over a change: by invariant 1 their text is the same under every tuning.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,6 +132,14 @@ pub enum EngineError {
         /// `max_context`.
         context: usize,
     },
+    /// More ranks have a draft each than an engine keeps apart, or a draft that cannot.
+    #[error("{copies} ranks cannot have {draft} each: 1 to {MOST_COPIES} can have a draft model")]
+    Copies {
+        /// Ranks that were to have one.
+        copies: usize,
+        /// What drafts.
+        draft: DraftSource,
+    },
     /// A policy that predicts has nothing to predict from.
     #[error("policy {0} needs the cost tables of the device")]
     NoCosts(String),
@@ -179,6 +192,11 @@ impl EngineConfig {
         if let blocks @ 1.. = self.draft.needs().blocks {
             self.pool_holds_a_sequence("draft", blocks)?;
         }
+        let copies = self.speculation.draft_copies;
+        // The features that a head reads are beside the target's KV, on one rank.
+        if copies == 0 || copies > MOST_COPIES || copies > 1 && self.draft.needs().hidden_states {
+            return Err(EngineError::Copies { copies, draft: self.draft });
+        }
         // A policy made by hand is held to what its text form allows.
         self.tuning.policy.to_string().parse::<Policy>().map_err(EngineError::Policy)?;
         if self.tuning.policy.traits().predicts && self.partitions.is_empty() {
@@ -198,7 +216,8 @@ impl EngineConfig {
     /// Chunks that a draft plan may have: one for each sequence, or as many outcomes as are worth looking at where few run.
     pub fn draft_chunks(&self) -> usize {
         let most = self.tuning.max_running;
-        if self.draft.needs().goes_on() { most.max(OUTCOME_CHUNKS).min(self.max_pass_rows) } else { most }
+        let outcomes = OUTCOME_CHUNKS * self.speculation.draft_copies;
+        if self.draft.needs().goes_on() { most.max(outcomes).min(self.max_pass_rows) } else { most }
     }
 
     /// A tuning as the planner goes by it: nobody works beside a pass who cannot go on from proposals that it verifies.

@@ -99,6 +99,8 @@ pub struct PassCost {
     /// Row counts, ascending, at least two, and seconds of a pass of so many rows at position 0.
     points: Vec<(usize, f64)>,
     attention: AttentionCost,
+    /// Ranks that rows are divided among, each of which has its own pass at the same time.
+    ranks: usize,
 }
 
 impl PassCost {
@@ -119,7 +121,30 @@ impl PassCost {
         let rows = points.iter().map(|&(rows, _)| rows);
         // To the nanosecond, as points are.
         let seconds = isotonic(&times).into_iter().map(|seconds| duration(seconds).as_secs_f64());
-        PassCost { points: rows.zip(seconds).collect(), attention }
+        PassCost { points: rows.zip(seconds).collect(), attention, ranks: 1 }
+    }
+
+    /// The same, with rows divided evenly among so many ranks that each have a pass of their own at the same time: what is asked for and observed from
+    /// now on are the rows of all of them.
+    #[must_use]
+    pub(crate) fn over(self, ranks: usize) -> PassCost {
+        PassCost { ranks, ..self }
+    }
+
+    /// Ranks that rows are divided among.
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Seconds of so many rows of one sequence, which are all on its rank.
+    pub(crate) fn seconds_of_one(&self, rows: usize) -> f64 {
+        self.seconds(rows * self.ranks, Reach::NONE)
+    }
+
+    /// What a rank has of so many rows.
+    fn of_a_rank(&self, rows: usize, Reach { kv, rows: of_rows }: Reach) -> (usize, Reach) {
+        let part = |all: usize| all.div_ceil(self.ranks);
+        (part(rows), Reach { kv: part(kv), rows: part(of_rows) })
     }
 
     /// Of passes that take so many µs, and as many more with every row.
@@ -148,6 +173,7 @@ impl PassCost {
         if rows == 0 {
             return 0.0;
         }
+        let (rows, reach) = self.of_a_rank(rows, reach);
         self.line(rows).seconds(rows) + self.attention.seconds(reach)
     }
 
@@ -193,6 +219,7 @@ impl PassCost {
             return;
         }
         let predicted = self.seconds(rows, reach);
+        let (rows, _) = self.of_a_rank(rows, reach);
         let error = (took.as_secs_f64() / predicted).clamp(1.0 / BELIEVED, BELIEVED).ln();
         let doublings = (rows as f64).log2();
         let low = self.low(rows);

@@ -323,10 +323,10 @@ impl Engine {
         }
         let needs = self.config.draft.needs();
         (plan.passes, plan.block_rows) = (needs.passes, needs.block.map_or(0, |block| block.rows));
-        self.draft_shape = shape_of(&plan, execution);
+        self.draft_shape = shape_of(&plan, execution, self.draft_pools.len());
         self.draft_due = self.now + self.planner.predicted_draft(&self.draft_shape).unwrap_or_default();
         plan.step = self.draft_lane.begin(&mut plan.admit, &mut plan.retire);
-        self.draft_pool.take_copies(&mut plan.copies);
+        self.draft_pools.iter().for_each(|pool| pool.take_copies(&mut plan.copies));
         plan.partition = execution.partition();
         plan.alternatives = self.pruning.wants_alternatives();
         // Where nothing is prepared, now and then: how often the target's token is one of them is to be known before.
@@ -396,6 +396,7 @@ impl Engine {
                 survival: wish.survival(sequence),
                 below: wish.floor(weight),
             },
+            rank: sequence.draft.table.rank(),
             table: sequence.draft.table.append_ids(covered, &mut plan.blocks),
             features: match needs.hidden_states {
                 true => sequence.target.table.append_ids(start + rows, &mut plan.features),
@@ -449,7 +450,9 @@ impl Engine {
                 self.planner.timed_draft(&self.draft_shape, outcome.took);
             }
         } else if steps > 0 {
-            let sequences = outcome.proposals.len().div_ceil(steps);
+            // Of those that were planned so many drafted in the mean of the steps, on the fullest rank as elsewhere.
+            let planned = plan.chunks.len().max(1);
+            let sequences = (outcome.proposals.len() * sequences).div_ceil(steps * planned);
             let context = self.draft_shape.reach.kv * sequences / self.draft_shape.sequences.max(1);
             let reach = Reach::single(context);
             let shape = PassShape { steps, sequences, reach, ..self.draft_shape };
@@ -547,12 +550,25 @@ impl Wish {
     }
 }
 
-fn shape_of(plan: &DraftPlan, execution: Execution) -> PassShape {
-    let chunks = &plan.chunks;
-    let mut shape =
-        PassShape { partition: execution.partition(), sequences: chunks.len(), ..PassShape::default() };
-    for DraftChunk { start, rows, steps, .. } in chunks {
+/// The shape of a plan whose chunks are divided among so many ranks: as if each had what the fullest has.
+fn shape_of(plan: &DraftPlan, execution: Execution, ranks: usize) -> PassShape {
+    let rows_of_steps = |shape: &PassShape| shape.rows + shape.steps.saturating_sub(1) * shape.sequences;
+    let fullest = (0..ranks).map(|rank| part_of(plan, rank)).max_by_key(rows_of_steps).unwrap_or_default();
+    PassShape {
+        partition: execution.partition(),
+        rows: fullest.rows * ranks,
+        reach: Reach { kv: fullest.reach.kv * ranks, rows: fullest.reach.rows * ranks },
+        sequences: fullest.sequences * ranks,
+        ..fullest
+    }
+}
+
+/// What a rank has of it.
+fn part_of(plan: &DraftPlan, rank: usize) -> PassShape {
+    let mut shape = PassShape::default();
+    for DraftChunk { start, rows, steps, .. } in plan.chunks.iter().filter(|chunk| chunk.rank == rank) {
         let known = rows.len();
+        shape.sequences += 1;
         match plan.passes {
             // All in a pass, as rows of a verify chunk.
             RoundPasses::One => {

@@ -74,7 +74,8 @@ pub struct Engine {
     /// Sequences that hold nothing, the next to be admitted first.
     pub(crate) waiting: VecDeque<SeqId>,
     pub(crate) target_pool: BlockPool,
-    pub(crate) draft_pool: BlockPool,
+    /// One for each rank that has the draft whole.
+    pub(crate) draft_pools: Vec<BlockPool>,
     pub(crate) draft_lane: LaneBook,
     pub(crate) verify_lane: LaneBook,
     pub(crate) calibrations: PerSource<Calibration>,
@@ -118,20 +119,20 @@ impl Engine {
     /// A bound or a size in `config` that cannot be honoured.
     pub fn new(config: EngineConfig) -> Result<Engine, EngineError> {
         config.validate()?;
-        let (target_pool, draft_pool) = pools(&config);
+        let (target_pool, draft_pools) = pools(&config);
         Ok(Engine {
             planner: Planner::new(
                 &config.deciding(&config.tuning),
                 config.partitions.clone(),
                 config.max_pass_rows,
-                config.draft.needs(),
+                (config.draft.needs(), config.speculation.draft_copies),
             ),
             tuning: config.tuning.clone(),
             sequences: FxHashMap::default(),
             running: Vec::new(),
             waiting: VecDeque::new(),
             target_pool,
-            draft_pool,
+            draft_pools,
             draft_lane: LaneBook::default(),
             verify_lane: LaneBook::default(),
             calibrations: PerSource::begun_with(&config.learned),
@@ -292,7 +293,7 @@ impl Engine {
             waiting: self.waiting.len(),
             partition: self.planner.execution().partition().0,
             target_pool: self.target_pool.view(),
-            draft_pool: self.draft_pool.view(),
+            draft_pool: self.draft_pools.iter().map(BlockPool::view).sum(),
             calibration: CalibrationView::new(self.calibrations[Source::Draft].quality()),
             steering: self.planner.steering(),
             suffix: self.past.as_ref().map(PastOutputs::view).unwrap_or_default(),
@@ -345,8 +346,13 @@ impl Engine {
 
     /// Checked in every build whenever the engine falls idle: a leak would starve a server slowly and in silence.
     fn assert_pools_whole(&self) {
-        let (target, draft) = (self.target_pool.view(), self.draft_pool.view());
-        assert!(target.whole() && draft.whole(), "KV blocks leaked: target {target:?}, draft {draft:?}");
+        let (target, draft) = (self.target_pool.view(), &self.draft_pools);
+        let whole = target.whole() && draft.iter().all(|pool| pool.view().whole());
+        assert!(
+            whole,
+            "KV blocks leaked: target {target:?}, draft {:?}",
+            draft.iter().map(BlockPool::view).collect::<Vec<_>>()
+        );
     }
 
     fn submit(&mut self, mut request: Request, out: &mut Vec<Command>) {
@@ -363,7 +369,7 @@ impl Engine {
         self.totals.submitted += 1;
         let lookup = looks_up
             .then(|| Lookup::new(request.prediction.clone(), request.prompt.len(), request.max_new_tokens));
-        let pools = (&self.target_pool, &self.draft_pool);
+        let pools = (&self.target_pool, &self.draft_pools[0]);
         let sequence = Sequence::new(request, self.k_limit(), lookup, pools, self.now);
         self.sequences.insert(seq, sequence);
         self.enqueue(seq);
@@ -446,8 +452,8 @@ impl Engine {
             }
         }
         // Cached prefixes are gone with the memory, and so are copies that nobody has been told of.
-        (self.target_pool, self.draft_pool) = pools(&self.config);
-        let pools = (&self.target_pool, &self.draft_pool);
+        (self.target_pool, self.draft_pools) = pools(&self.config);
+        let pools = (&self.target_pool, &self.draft_pools[0]);
         for sequence in self.sequences.values_mut() {
             sequence.evict(pools);
         }
@@ -550,7 +556,7 @@ fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
         copies: Vec::with_capacity(chunks),
         chunks: Vec::with_capacity(chunks),
         tokens: Vec::with_capacity(rows),
-        blocks: Vec::with_capacity(config.draft.needs().blocks),
+        blocks: Vec::with_capacity(config.draft.needs().blocks * config.speculation.draft_copies),
         features: Vec::with_capacity(if config.draft.needs().hidden_states {
             config.target_blocks
         } else {
@@ -569,9 +575,10 @@ fn plans(config: &EngineConfig) -> (DraftPlan, VerifyPlan) {
     (draft, verify)
 }
 
-fn pools(config: &EngineConfig) -> (BlockPool, BlockPool) {
+fn pools(config: &EngineConfig) -> (BlockPool, Vec<BlockPool>) {
     let pool = |blocks| BlockPool::new(blocks, config.block_size, config.prefix_cache);
-    (pool(config.target_blocks), pool(config.draft.needs().blocks))
+    let of_draft = |rank| pool(config.draft.needs().blocks).of_rank(rank);
+    (pool(config.target_blocks), (0..config.speculation.draft_copies).map(of_draft).collect())
 }
 
 #[cfg(test)]

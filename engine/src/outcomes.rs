@@ -94,13 +94,14 @@ impl Engine {
                 continue;
             }
             let (typical, weight) = (sequence.levels[Source::Draft].typical(), sequence.weight(self.now));
+            let rank = sequence.draft.table.rank();
             let context = sequence.tokens.len();
             let known = sequence.proposals.len();
-            sequence.verdicts(k, &ranks, &mut |accepted, rank, probability| {
+            sequence.verdicts(k, &ranks, &mut |accepted, candidate, probability| {
                 if probability >= LEAST_ODDS {
-                    let past = without_kv || rank.is_some() && accepted == known;
-                    let own = rank.is_none() && k == known;
-                    odds.push(Odds { index, probability, typical, weight, context, past, own });
+                    let past = without_kv || candidate.is_some() && accepted == known;
+                    let own = candidate.is_none() && k == known;
+                    odds.push(Odds { index, rank, probability, typical, weight, context, past, own });
                 }
             });
         }
@@ -162,16 +163,17 @@ impl Engine {
                 continue;
             }
             let (typical, weight) = (sequence.levels[Source::Draft].typical(), sequence.weight(self.now));
+            let rank = sequence.draft.table.rank();
             let (sent, context) = (out.proposals, sequence.tokens.len());
-            sequence.verdicts(sent, &ranks, &mut |accepted, rank, probability| {
+            sequence.verdicts(sent, &ranks, &mut |accepted, candidate, probability| {
                 let at = context + accepted;
                 let proposal = sequence.proposals.get(accepted);
-                let token = |rank| proposal.and_then(|proposal| proposal.candidates.get(rank).copied());
-                let parts = rank.and_then(token).map(|token| (at, token));
+                let token = |number| proposal.and_then(|proposal| proposal.candidates.get(number).copied());
+                let parts = candidate.and_then(token).map(|token| (at, token));
                 // What was sent has no KV yet, or nothing is known of what could come behind it.
                 let unread = without_kv && sequence.draft.computed < context + sent;
-                let past = unread || rank.is_some() && proposal.is_none();
-                let possible = match rank {
+                let past = unread || candidate.is_some() && proposal.is_none();
+                let possible = match candidate {
                     None => sequence.room_ahead() > 0,
                     Some(_) if past => sequence.room_ahead() > 1 && sequence.useful_behind(at) > 0,
                     Some(_) => {
@@ -180,8 +182,8 @@ impl Engine {
                 };
                 if probability >= LEAST_ODDS && possible {
                     let index = branches.len();
-                    let own = rank.is_none() && proposal.is_none();
-                    odds.push(Odds { index, probability, typical, weight, context: at, past, own });
+                    let own = candidate.is_none() && proposal.is_none();
+                    odds.push(Odds { index, rank, probability, typical, weight, context: at, past, own });
                     branches.push(Branch { seq, parts });
                 }
             });
@@ -204,7 +206,7 @@ impl Engine {
         let context = self.config.speculation.draft_context;
         let steps = steps.min(sequence.useful_behind(at)).min(context.saturating_sub(at));
         let steps = if one { steps.min(*rows_left) } else { steps };
-        let mut outcome = self.outcomes.next(&self.draft_pool);
+        let mut outcome = self.outcomes.next(&self.draft_pools[0]);
         if steps == 0 || !sequence.draft.table.fork(at, at + steps, &mut outcome.kv.table) {
             return self.outcomes.take_back(outcome);
         }
@@ -223,6 +225,7 @@ impl Engine {
             rows,
             steps,
             stop: wish.stop_of_outcome(sequence),
+            rank: outcome.kv.table.rank(),
             table: outcome.kv.table.append_ids(at + steps, &mut plan.blocks),
             features: 0..0,
             outcome: true,

@@ -122,7 +122,9 @@ pub struct DraftChunk {
     pub steps: usize,
     /// When to stop before that.
     pub stop: StopRule,
-    /// Its part of the plan's blocks: the table over all positions it writes or reads.
+    /// The rank that has its draft KV, where several have the draft whole; else 0.
+    pub rank: usize,
+    /// Its part of the plan's blocks: the table over all positions it writes or reads, in its rank's pool.
     pub table: Range<usize>,
     /// Its part of the plan's features: the table over the positions of its rows.
     pub features: Range<usize>,

@@ -85,8 +85,10 @@ pub(crate) struct Planner {
     mechanisms: Mechanisms,
     /// The one place in `partitions` for overlapped execution, if it is not to be chosen.
     partition: Option<usize>,
-    /// The whole device first.
+    /// The whole device first; of drafts by the rows of all ranks that have one.
     partitions: Vec<PartitionCosts>,
+    /// Those ranks.
+    copies: usize,
     execution: Execution,
     /// The goodput of the round, the price of a second in tokens: a row pays if its marginal goodput is higher.
     goodput: f64,
@@ -110,18 +112,24 @@ pub(crate) struct Planner {
     rows: usize,
 }
 
+/// The costs of partitions on each of which so many ranks draft, each for its sequences.
+fn divided(partitions: Vec<PartitionCosts>, copies: usize) -> Vec<PartitionCosts> {
+    let of = |costs: PartitionCosts| PartitionCosts { draft: costs.draft.over(copies), ..costs };
+    partitions.into_iter().map(of).collect()
+}
+
 /// Takes a new time into a mean.
 fn observe(mean: &mut f64, seconds: f64) {
     *mean += (seconds - *mean) * if *mean > 0.0 { NEW_TIME } else { 1.0 };
 }
 
 impl Planner {
-    /// For a source that needs this, by costs of the device's partitions.
+    /// For a source that needs this, on so many ranks, by costs of the device's partitions.
     pub(crate) fn new(
         tuning: &Tuning,
         partitions: Vec<PartitionCosts>,
         max_pass_rows: usize,
-        needs: SourceNeeds,
+        (needs, copies): (SourceNeeds, usize),
     ) -> Planner {
         let mut planner = Planner {
             steering: Steering::new(&partitions, max_pass_rows),
@@ -129,7 +137,8 @@ impl Planner {
             policy: tuning.policy.clone(),
             mechanisms: tuning.mechanisms,
             partition: tuning.partition,
-            partitions,
+            partitions: divided(partitions, copies),
+            copies,
             execution: Execution::Serial,
             goodput: 0.0,
             quiet_rounds: 0,
@@ -158,7 +167,7 @@ impl Planner {
 
     /// Takes over what passes cost, measured anew.
     pub(crate) fn profiled(&mut self, partitions: &[PartitionCosts]) {
-        self.partitions = partitions.to_vec();
+        self.partitions = divided(partitions.to_vec(), self.copies);
         self.steering.profiled(partitions);
     }
 
@@ -329,7 +338,7 @@ impl Planner {
 
     /// Seconds that a draft step is longer by the rows that a candidate is behind.
     fn catch_up_s(&self, candidate: &Candidate) -> f64 {
-        let seconds = |rows| self.partitions[0].draft.seconds(rows, Reach::NONE);
+        let seconds = |rows| self.partitions[0].draft.seconds_of_one(rows);
         (seconds(candidate.behind.max(1)) - seconds(1)).max(0.0)
     }
 
@@ -338,7 +347,7 @@ impl Planner {
         let PartitionCosts { draft, verify } = &self.partitions[0];
         let seconds = |cost: &PassCost, rows| cost.seconds(rows, Reach::NONE);
         let row_s = seconds(verify, self.rows + 1) - seconds(verify, self.rows);
-        let probe_s = seconds(draft, candidate.behind.max(candidate.rows)) + row_s;
+        let probe_s = draft.seconds_of_one(candidate.behind.max(candidate.rows)) + row_s;
         let quiet_s = f64::from(quiet_rounds) * self.verify_s;
         probe_s <= PROBE_SHARE * quiet_s && self.steering.affords(self.catch_up_s(candidate))
     }
@@ -346,7 +355,7 @@ impl Planner {
     /// Does the account hold a draft plan that only catches up, by so many rows?
     pub(crate) fn affords_catching_up(&self, rows: usize) -> bool {
         let costs = self.partitions.first();
-        costs.is_some_and(|costs| self.steering.affords(costs.draft.seconds(rows, Reach::NONE)))
+        costs.is_some_and(|costs| self.steering.affords(costs.draft.seconds_of_one(rows)))
     }
 
     fn probe(&mut self, batch: &Batch<'_>, lengths: &mut [usize]) {
@@ -532,7 +541,7 @@ impl Planner {
             let (mut fits, mut beyond) = (LEAST_LONG_ROWS, most + 1);
             while beyond - fits > LONG_ROWS_STEP {
                 let middle = fits.midpoint(beyond);
-                let within = costs.draft.seconds(middle, Reach::NONE) <= pass_s;
+                let within = costs.draft.seconds_of_one(middle) <= pass_s;
                 *(if within { &mut fits } else { &mut beyond }) = middle;
             }
             fits

@@ -36,7 +36,7 @@ pub fn rank(prompt_tokens: usize, lead: usize, replicas: &[ReplicaLoad], order: 
 }
 
 /// Requests times tokens of the prompt: whole numbers, so that equals are equal.
-fn price(prompt_tokens: usize, lead: usize, load: &ReplicaLoad) -> i128 {
+pub(crate) fn price(prompt_tokens: usize, lead: usize, load: &ReplicaLoad) -> i128 {
     let prompt = prompt_tokens.max(1);
     let cached = load.cached_tokens.min(prompt);
     let crowded = load.free_tokens < prompt - cached;

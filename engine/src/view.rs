@@ -78,13 +78,8 @@ impl LoadView {
     pub fn add(&mut self, other: &LoadView) {
         self.running += other.running;
         self.waiting += other.waiting;
-        for (pool, more) in
-            [(&mut self.target_pool, other.target_pool), (&mut self.draft_pool, other.draft_pool)]
-        {
-            pool.total += more.total;
-            pool.free += more.free;
-            pool.cached += more.cached;
-        }
+        self.target_pool = [self.target_pool, other.target_pool].into_iter().sum();
+        self.draft_pool = [self.draft_pool, other.draft_pool].into_iter().sum();
         let (mine, theirs) = (self.calibration, other.calibration);
         let observed = mine.observed + theirs.observed;
         let nats = mine.log_loss_nats * mine.observed as f64 + theirs.log_loss_nats * theirs.observed as f64;
@@ -94,6 +89,16 @@ impl LoadView {
         mine.outputs += theirs.outputs;
         mine.tokens += theirs.tokens;
         self.totals.add(&other.totals);
+    }
+}
+
+impl std::iter::Sum for PoolView {
+    fn sum<I: Iterator<Item = PoolView>>(pools: I) -> PoolView {
+        pools.fold(PoolView::default(), |sum, pool| PoolView {
+            total: sum.total + pool.total,
+            free: sum.free + pool.free,
+            cached: sum.cached + pool.cached,
+        })
     }
 }
 

@@ -198,10 +198,16 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     let slo = prop::option::of(1..2000u64);
     // A draft too small for a sequence is none.
     let draft = (0..140usize, 0..5, 1..9usize);
-    let caches = (any::<bool>(), prop::sample::select(vec![0, 1 << 11, 1 << 16]));
+    let caches = (
+        any::<bool>(),
+        prop::sample::select(vec![0, 1 << 11, 1 << 16]),
+        prop::sample::select(vec![1, 1, 2, 4]),
+    );
     (1..6usize, 90..140usize, draft, 1..9usize, 0..40usize, policy, caches, slo).prop_map(
         |(block_size, target_tokens, draft, max_running, more_rows, policy, caches, slo)| {
-            let (prefix_cache, suffix_bytes) = caches;
+            let (prefix_cache, suffix_bytes, copies) = caches;
+            let one_pass_or_model = draft.0 < 90 || draft.1 == 0 || draft.1 == 4;
+            let draft_copies = if one_pass_or_model { copies } else { 1 };
             EngineConfig {
                 block_size,
                 target_blocks: target_tokens.div_ceil(block_size),
@@ -219,7 +225,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
                 max_pass_rows: max_running + more_rows,
                 max_context: 90,
                 prefix_cache,
-                speculation: SpeculationBounds { suffix_bytes, ..SpeculationBounds::default() },
+                speculation: SpeculationBounds { suffix_bytes, draft_copies, ..SpeculationBounds::default() },
                 tuning: Tuning {
                     max_running,
                     slo: Slo { tpot: slo.map(Duration::from_micros), ttft: slo.map(Duration::from_millis) },

@@ -127,7 +127,10 @@ fn bad_configs_are_refused_with_file_line_and_advice() {
             "device:\n  kind: cpu\n  draft_placement: own\n",
             &["`device.draft_placement: own`", "by the CPU", "leave it out"],
         ),
-        ("device:\n  draft_placement: replicated\n", &["`device.draft_placement` is for `faser plan`"]),
+        (
+            "device:\n  draft_placement: replicated\n  tensor_parallel: 2\n  draft_tensor_parallel: 2\n",
+            &["`device.draft_tensor_parallel`", "whole draft on every rank", "leave this out"],
+        ),
         ("device:\n  draft_placement: here\n", &["faser.yaml:2", "`first`, `replicated`, `own`"]),
         ("topology: {host: {cores: 2, memory: 1GiB}}\n", &["`topology` is for `faser plan`"]),
         ("topology:\n  host: {cores: 2}\n", &["faser.yaml:2", "`topology.host.cores`", "cores and memory"]),

@@ -107,6 +107,25 @@ fn every_policy_streams_the_cpus_text() {
 }
 
 #[test]
+fn a_draft_on_every_gpu_divides_the_sequences_and_changes_no_text() {
+    let name = "a_draft_on_every_gpu_divides_the_sequences_and_changes_no_text";
+    let Some(variables) = variables(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
+    let expected = texts(&Server::start(&format!("{PAIR}{CPU}speculation: {{policy: off}}\n")));
+    let device =
+        "device: {kind: 'cuda:0', tensor_parallel: 2, draft_placement: replicated, partitions: [16]}\n";
+    let costs = Costs::new(device, ["132 + 132", "116 + 16"], &variables);
+    for policy in ["fixed:4", "faser"] {
+        let speculation = format!("speculation: {{policy: '{policy}', {}}}\n", costs.cache());
+        let server = Server::start_with(&format!("{PAIR}{device}{speculation}"), &variables);
+        assert_eq!(texts(&server), expected, "{policy}");
+        let metrics = wait_until_idle(server.client());
+        assert!(metrics.value("faser_spec_decode_num_draft_tokens_total") > 0.0, "{policy}");
+        assert!(server.output().contains("device: cuda:0,1, fake GPU"), "{}", server.output());
+        server.stop();
+    }
+}
+
+#[test]
 fn a_draft_on_a_gpu_of_its_own_prepares_for_verdicts_and_changes_no_text() {
     let name = "a_draft_on_a_gpu_of_its_own_prepares_for_verdicts_and_changes_no_text";
     let Some(variables) = variables(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
@@ -240,11 +259,6 @@ fn a_pair_over_two_gpus_streams_the_cpus_text_and_refusals_say_what_to_do() {
             "{kind: cuda, tensor_parallel: 2}",
             ("FASER_FAKE_NCCL", "21003"),
             ["NCCL 2.10.3 is too old", "pip install"],
-        ),
-        (
-            "{kind: cuda, tensor_parallel: 2, draft_placement: replicated}",
-            ("FASER_FAKE_GPUS", "2"),
-            ["device.draft_placement", "`faser plan` alone"],
         ),
     ] {
         let mut variables = variables.clone();

@@ -7,10 +7,10 @@ use std::time::Duration;
 use faser_engine::EngineConfig;
 use faser_kernels::collective::in_process;
 use faser_kernels::{Collective, Isa};
-use faser_models::{Features, Model};
+use faser_models::{Features, Model, Shard};
 use faser_topology::{LanePair, Partition, rank_partitions};
 
-use super::open::{LanePasses, Open, PassLimits, lanes_of, whole_group};
+use super::open::{LanePasses, Open, PassLimits, as_many_copies, copies, lanes_of, whole_group};
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
 use crate::runner::{CpuBackend, CpuFeatures, CpuLaneSpec};
@@ -20,8 +20,8 @@ use crate::runner::{CpuBackend, CpuFeatures, CpuLaneSpec};
 pub struct CpuSpec {
     /// The target's shards, rank after rank: one, the whole model, where it is not split.
     pub target: Vec<Arc<Model>>,
-    /// Those of the draft, which has the target's vocabulary and a group of its own: both share ranks as far as they go. Without any,
-    /// nobody speculates.
+    /// Those of the draft, which has the target's vocabulary and a group of its own: both share ranks as far as they go. Or the whole draft, once for
+    /// each rank, which divide the sequences among them. Without any, nobody speculates.
     pub draft: Vec<Arc<Model>>,
     /// The cores of both lanes on each partition, all of them first: those of all ranks.
     pub partitions: Vec<LanePair>,
@@ -41,13 +41,19 @@ impl fmt::Debug for CpuSpec {
 }
 
 impl CpuSpec {
-    /// Whether the shards are those of whole groups.
-    pub(super) fn check(&self) -> Result<(), ServiceError> {
-        for (name, shards) in [("target", &self.target), ("draft", &self.draft)] {
-            let shards: Vec<_> = shards.iter().map(|model| model.shard()).collect();
-            whole_group(name, &shards)?;
+    /// Whether the shards are those of whole groups, as the engine has it.
+    pub(super) fn check(&self, engine: &EngineConfig) -> Result<(), ServiceError> {
+        let of = |models: &[Arc<Model>]| models.iter().map(|model| model.shard()).collect::<Vec<_>>();
+        let draft = of(&self.draft);
+        whole_group("target", &of(&self.target))?;
+        if copies(&draft).is_none() {
+            whole_group("draft", &draft)?;
         }
-        if self.draft.len() > 1 && self.draft.iter().any(|draft| draft.config().head.is_some()) {
+        as_many_copies(&draft, engine)?;
+        if self.draft.len() > 1
+            && self.copies().is_none()
+            && self.draft.iter().any(|draft| draft.config().head.is_some())
+        {
             let problem = "the draft is a head on hidden states, which is not split over ranks: `device.draft_tensor_parallel` must be 1";
             return Err(ServiceError::Contradiction(problem.to_owned()));
         }
@@ -77,7 +83,7 @@ impl CpuSpec {
                      lane: fn(&LanePair) -> &Partition,
                      blocks,
                      max_logit_rows| {
-            let ways = ways(models.len(), self.rank_deadline);
+            let ways = self.ways_of(models, ways);
             let parts = models.iter().zip(&cores).zip(ways);
             let ranks = parts.enumerate().map(|(rank, ((model, cores), way))| {
                 let partitions = cores.iter().map(|pair| lane(pair).clone()).collect();
@@ -93,7 +99,23 @@ impl CpuSpec {
             lanes("draft", drafts, |pair| &pair.draft, engine.draft.needs().blocks, limits.draft_logit_rows);
         let verify =
             lanes("verify", targets, |pair| &pair.verify, engine.target_blocks, limits.verify_logit_rows);
-        lanes_of(draft, verify)
+        lanes_of(draft, self.copies().is_some(), verify)
+    }
+
+    /// Ranks that each have the draft whole.
+    pub(super) fn copies(&self) -> Option<usize> {
+        let draft: Vec<_> = self.draft.iter().map(|model| model.shard()).collect();
+        copies(&draft)
+    }
+
+    /// Each rank's way to those that have the other shards.
+    fn ways_of(
+        &self,
+        models: &[Arc<Model>],
+        ways: &dyn Fn(usize, Duration) -> Vec<Option<Arc<dyn Collective>>>,
+    ) -> Vec<Option<Arc<dyn Collective>>> {
+        let whole = models.iter().all(|model| model.shard() == Shard::WHOLE);
+        if whole { vec![None; models.len()] } else { ways(models.len(), self.rank_deadline) }
     }
 
     /// Pages for what a head reads of tokens in so many blocks of its target, if the draft is one.
@@ -115,7 +137,9 @@ impl CpuSpec {
         let (models, cores) =
             if lane.drafts { (&self.draft, &pair.draft) } else { (&self.target, &pair.verify) };
         let (ranks, name) = (models.len(), if lane.drafts { "draft" } else { "verify" });
-        let parts = models.iter().zip(cores.split(ranks)).zip(ways(ranks, self.rank_deadline));
+        let parts = models.iter().zip(cores.split(ranks)).zip(self.ways_of(models, &ways));
+        // Of several that are whole each has such passes.
+        let parts = parts.take(if lane.drafts && self.copies().is_some() { 1 } else { ranks });
         let pages = self.features(lane.blocks(), lane.block_size);
         let open = parts.enumerate().map(|(rank, ((model, cores), way))| {
             let spec = CpuLaneSpec {

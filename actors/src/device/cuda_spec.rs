@@ -13,7 +13,8 @@ use faser_models::{ModelError, Progress, Shard};
 use faser_topology::GpuDevice;
 
 use super::open::{
-    LanePasses, LaneSizes, ModelFacts, Open, PassLimits, SAMPLED_ROWS, lanes_of, no_group, whole_group,
+    LanePasses, LaneSizes, ModelFacts, Open, PassLimits, SAMPLED_ROWS, as_many_copies, copies, lanes_of,
+    no_group, whole_group,
 };
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
@@ -42,7 +43,7 @@ pub struct CudaSource {
 /// A pair on a GPU, or on the GPUs of a group.
 #[derive(Clone, Debug)]
 pub struct CudaSpec {
-    /// A GPU for each rank of the target, with its shard; the first of them may have shards of the draft.
+    /// A GPU for each rank of the target, with its shard; the first of them may have shards of the draft, or each the whole draft.
     pub ranks: Vec<CudaDevice>,
     /// The GPU that has the draft alone, as what its source calls the target; none of the ranks has a draft then, or a head.
     pub apart: Option<CudaDevice>,
@@ -195,6 +196,9 @@ impl CudaSpec {
         let draft: Vec<Shard> =
             ranks.iter().flat_map(|rank| &rank.draft).map(|model| model.shard()).collect();
         whole_group("target", &target)?;
+        if copies(&draft) == Some(ranks.len()) {
+            return Ok(ranks);
+        }
         let drafts_later = ranks[draft.len()..].iter().any(|rank| rank.draft.is_some());
         if drafts_later { Err(no_group("draft", &draft)) } else { whole_group("draft", &draft) }?;
         Ok(ranks)
@@ -241,8 +245,10 @@ impl CudaSpec {
         let limits = PassLimits::of(engine);
         let mut verify_slots = slots(ranks.len(), self.rank_deadline)?.into_iter();
         let pages = pages(&ranks, engine.target_blocks)?;
-        let drafts = ranks.iter().filter(|rank| rank.draft.is_some()).count();
-        let mut draft_slots = slots(drafts, self.rank_deadline)?.into_iter();
+        let drafts: Vec<_> = ranks.iter().flat_map(|rank| &rank.draft).map(|draft| draft.shard()).collect();
+        let copies = copies(&drafts).is_some();
+        as_many_copies(&drafts, engine)?;
+        let mut draft_slots = slots(if copies { 1 } else { drafts.len() }, self.rank_deadline)?.into_iter();
         let (mut draft, mut verify) = (Vec::new(), Vec::new());
         if let Some(apart) = self.apart.clone() {
             let (draft_sms, sizes) = (self.draft_sms.clone(), limits.cuda_draft(engine));
@@ -269,7 +275,7 @@ impl CudaSpec {
             let spec = spec(|pair| &pair.verify, limits.cuda_verify(engine), false);
             verify.push(opened(rank.target.clone(), spec, verify_slots.next().flatten()));
         }
-        Ok(DeviceBuild { draft_apart: self.apart.is_some(), ..lanes_of(draft, verify) })
+        Ok(DeviceBuild { draft_apart: self.apart.is_some(), ..lanes_of(draft, copies, verify) })
     }
 
     /// One lane on one partition, to be timed: that of each rank.
@@ -301,6 +307,11 @@ impl CudaSpec {
             let features = rank.features(number, lane.drafts, pages.as_ref());
             let spec = CudaLaneSpec { shares: vec![share], sizes, drafts: lane.drafts, features };
             models.extend(of_lane.map(|model| (model, spec)));
+        }
+        // Of several that are whole each has such passes.
+        let shards: Vec<_> = models.iter().map(|(model, _)| model.shard()).collect();
+        if copies(&shards).is_some() {
+            models.truncate(1);
         }
         let slots = slots(models.len(), self.rank_deadline)?;
         Ok(models.into_iter().zip(slots).map(|((model, spec), slot)| opened(model, spec, slot)).collect())

@@ -41,6 +41,10 @@ impl DeviceSpec {
     /// The draft model; without one nobody speculates.
     pub fn draft(&self) -> Option<ModelFacts> {
         match self {
+            // Copies are in memory once.
+            DeviceSpec::Cpu(spec) if spec.copies().is_some() => {
+                spec.draft.first().map(|draft| ModelFacts::of(draft))
+            }
             DeviceSpec::Cpu(spec) => of_all_ranks(spec.draft.iter().map(|shard| ModelFacts::of(shard))),
             DeviceSpec::Cuda(spec) => {
                 let apart = spec.apart.iter().map(|device| device.source().target.clone());
@@ -148,9 +152,9 @@ impl DeviceSpec {
     }
 
     /// Checks what the parts say of each other.
-    pub(crate) fn check(&self) -> Result<(), ServiceError> {
+    pub(crate) fn check(&self, engine: &EngineConfig) -> Result<(), ServiceError> {
         match self {
-            DeviceSpec::Cpu(spec) => spec.check(),
+            DeviceSpec::Cpu(spec) => spec.check(engine),
             DeviceSpec::Cuda(spec) if spec.ranks.is_empty() => {
                 Err(ServiceError::Contradiction("there is no target".to_owned()))
             }

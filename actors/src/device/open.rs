@@ -1,8 +1,9 @@
 //! What is the same of lanes on every device: what is said of them, how large their passes are, and how they are made of what a device opens.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use faser_engine::EngineConfig;
+use faser_engine::{EngineConfig, Event};
 use faser_kernels::Dtype;
 use faser_models::{Model, ModelConfig, Shard};
 
@@ -10,7 +11,9 @@ use crate::cancellation::{CancelReader, CancelSource};
 use crate::error::ServiceError;
 use crate::gpu_actor::{DeviceBuild, RankBuild};
 use crate::lane::{Build, Follow, Run, Work};
-use crate::runner::{DraftRunner, LaneBackend, MASK_PATIENCE, VerifyRunner};
+use crate::runner::{
+    CopyRunner, DraftRunner, DraftWork, Gathering, LaneBackend, MASK_PATIENCE, VerifyRunner,
+};
 
 /// What can be said of a model without its weights.
 #[derive(Clone, Debug)]
@@ -109,18 +112,34 @@ impl LanePasses {
 /// Makes what a lane's runner drives, with fresh KV memory; called on the lane's thread.
 pub(crate) type Open<B> = Box<dyn Fn() -> Result<B, ServiceError> + Send + Sync>;
 
-/// The lanes of both models, rank after rank: the first of each leads.
-pub(super) fn lanes_of<B: LaneBackend + 'static>(draft: Vec<Open<B>>, verify: Vec<Open<B>>) -> DeviceBuild {
-    let (mut draft, mut verify) = (draft.into_iter(), verify.into_iter());
-    let first_draft =
-        draft.next().map(|open| leading(open, drafting, DraftRunner::set_cancel_source, DraftRunner::run));
+/// The lanes of both models, rank after rank: the first of each leads. Drafts that each rank has whole divide their plans, and whoever is last answers.
+pub(super) fn lanes_of<B: LaneBackend + 'static>(
+    draft: Vec<Open<B>>,
+    copies: bool,
+    verify: Vec<Open<B>>,
+) -> DeviceBuild {
+    let gathering = copies.then(|| Gathering::of(draft.len()));
+    let (mut draft, mut verify) = (draft.into_iter().enumerate(), verify.into_iter());
+    let first_draft = draft.next().map(|(rank, open)| match &gathering {
+        Some(gathering) => copy(open, rank, gathering, Cow::Owned),
+        None => leading(open, drafting, DraftRunner::set_cancel_source, |runner, work| {
+            Event::DraftDone(runner.run(work))
+        }),
+    });
     let Some(first_verify) = verify.next() else { panic!("a device without a target") };
     let others = (0..draft.len().max(verify.len())).map(|_| RankBuild {
-        draft: draft.next().map(|open| following(open, drafting, DraftRunner::run)),
+        draft: draft.next().map(|(rank, open)| match &gathering {
+            Some(gathering) => {
+                copy(open, rank, gathering, |Follow(work)| Cow::Owned(Arc::unwrap_or_clone(work)))
+            }
+            None => following(open, drafting, DraftRunner::run),
+        }),
         verify: verify.next().map(|open| following(open, verifying, VerifyRunner::run)),
     });
     let others = others.collect();
-    let verify = leading(first_verify, verifying, VerifyRunner::set_cancel_source, VerifyRunner::run);
+    let verify = leading(first_verify, verifying, VerifyRunner::set_cancel_source, |runner, work| {
+        Event::VerifyDone(runner.run(work))
+    });
     DeviceBuild { draft: first_draft, draft_apart: false, verify, others }
 }
 
@@ -132,28 +151,65 @@ fn verifying<B: LaneBackend>(backend: B) -> VerifyRunner<B> {
     VerifyRunner::new(backend, MASK_PATIENCE)
 }
 
+/// The lane of a rank that has the draft whole.
+fn copy<B: LaneBackend + 'static, W: Work>(
+    open: Open<B>,
+    rank: usize,
+    gathering: &Arc<Gathering>,
+    work_of: fn(W) -> Cow<'static, DraftWork>,
+) -> Build<W> {
+    let gathering = gathering.clone();
+    Arc::new(move |cancels| {
+        let cancels = Box::new(CancelReader::new(cancels));
+        let mut runner = CopyRunner::new(drafting(open()?), rank, gathering.clone(), cancels);
+        Ok(Box::new(move |work: W| runner.run(work_of(work)).map(Event::DraftDone)) as Run<W>)
+    })
+}
+
 fn leading<B: 'static, R: 'static, W: Work>(
     open: Open<B>,
     make: fn(B) -> R,
     set_cancel_source: fn(&mut R, Box<dyn CancelSource>),
-    run: fn(&mut R, W) -> W::Outcome,
+    run: fn(&mut R, W) -> Event,
 ) -> Build<W> {
     Arc::new(move |cancels| {
         let mut runner = make(open()?);
         set_cancel_source(&mut runner, Box::new(CancelReader::new(cancels)));
-        Ok(Box::new(move |work: W| run(&mut runner, work)) as Run<W>)
+        Ok(Box::new(move |work: W| Some(run(&mut runner, work))) as Run<W>)
     })
 }
 
-fn following<B: 'static, R: 'static, W: Work + Clone + Sync>(
+/// A rank after the first, whose outcome nobody needs twice.
+fn following<B: 'static, R: 'static, W: Work + Clone + Sync, P>(
     open: Open<B>,
     make: fn(B) -> R,
-    run: fn(&mut R, W) -> W::Outcome,
-) -> Build<Follow<W>> {
+    run: fn(&mut R, W) -> P,
+) -> Build<Follow<W>>
+where
+    P: 'static,
+{
     Arc::new(move |_| {
         let mut runner = make(open()?);
-        Ok(Box::new(move |Follow(work)| drop(run(&mut runner, Arc::unwrap_or_clone(work)))) as Run<Follow<W>>)
+        Ok(Box::new(move |Follow(work)| {
+            drop(run(&mut runner, Arc::unwrap_or_clone(work)));
+            None
+        }) as Run<Follow<W>>)
     })
+}
+
+/// Ranks that each have the draft whole; none where it is in one place, or split.
+pub(super) fn copies(draft: &[Shard]) -> Option<usize> {
+    (draft.len() > 1 && draft.iter().all(|shard| *shard == Shard::WHOLE)).then_some(draft.len())
+}
+
+/// Refuses an engine that divides its sequences among other ranks than those that have the draft whole.
+pub(super) fn as_many_copies(draft: &[Shard], engine: &EngineConfig) -> Result<(), ServiceError> {
+    let (there, divided) = (copies(draft).unwrap_or(1), engine.speculation.draft_copies);
+    if there == divided || draft.is_empty() {
+        return Ok(());
+    }
+    let problem = format!("{there} ranks have the draft whole, and sequences are divided among {divided}");
+    Err(ServiceError::Contradiction(problem))
 }
 
 /// Refuses shards that are not those of a whole group, rank after rank.

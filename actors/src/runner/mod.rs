@@ -2,6 +2,7 @@
 //! call them, and so do the tests that need no actors. What a device does is in `backend.rs`; `cpu_backend.rs` and `cuda` do it.
 
 mod backend;
+mod copies;
 mod cpu_backend;
 mod cuda;
 mod draft;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 pub use backend::LaneBackend;
 pub(crate) use backend::{Begins, Draw, PassOutputs, PassRows, Piece};
+pub use copies::{CopyRunner, Gathering};
 pub use cpu_backend::{CpuBackend, CpuFeatures, CpuLaneSpec};
 pub use cuda::{CudaBackend, CudaFeatures, CudaLaneSpec};
 pub use draft::{DraftRunner, DraftWork};

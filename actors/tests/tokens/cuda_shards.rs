@@ -54,6 +54,37 @@ fn requests_get_the_cpus_tokens(name: &str, target: usize, draft: usize, seeds: 
 }
 
 #[test]
+fn a_target_over_two_gpus_that_each_have_the_draft_gives_the_cpus_tokens() {
+    let name = "cuda_shards::a_target_over_two_gpus_that_each_have_the_draft_gives_the_cpus_tokens";
+    let report = cuda_fake::inside(name, &[("FASER_FAKE_GPUS", "2")], || {
+        let pair = pair_of(&split_spec(), Dtype::F32);
+        let with_draft = |number| {
+            let OnGpu { target, shares, .. } = rank(number, 2, 0);
+            let gpu = Gpu::open(number, None).expect("a fake GPU opens");
+            let source = WeightSource::SyntheticDraft(split_spec());
+            let draft =
+                CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).expect("a draft");
+            OnGpu { target, draft: Some(Arc::new(draft)), shares, others: Vec::new() }
+        };
+        let cuda = OnGpu { others: vec![with_draft(1)], ..with_draft(0) };
+        let copies = Pair { cuda: Some(cuda), ..pair.clone() };
+        assert_eq!(copies.draft_copies(), 2);
+        let mut tally = Tally::default();
+        for seed in 1..=24 {
+            run(&pair, &copies, seed, &mut tally);
+            if seed >= 6 && tally.all_happened() {
+                break;
+            }
+        }
+        println!("{tally:?}");
+        tally.assert_all_happened();
+    });
+    let Some(report) = report else { return };
+    println!("{report}");
+    assert!(report.contains("memory left 0\n"), "{report}");
+}
+
+#[test]
 fn one_gpu_gives_the_cpus_tokens() {
     requests_get_the_cpus_tokens("cuda_shards::one_gpu_gives_the_cpus_tokens", 1, 1, 6);
 }

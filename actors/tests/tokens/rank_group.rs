@@ -1,13 +1,14 @@
 //! The ranks of a group under the rig: the first on the test's own thread, every other on one of its own.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use faser_actors::{
-    CancelSource, CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork, LaneBackend,
-    MASK_PATIENCE, VerifyRunner, VerifyWork,
+    CancelSource, CopyRunner, CpuBackend, CpuLaneSpec, CudaBackend, CudaLaneSpec, DraftRunner, DraftWork,
+    Gathering, LaneBackend, MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
 use faser_engine::{DraftPlan, VerifyPlan};
 use faser_kernels::Collective;
@@ -88,6 +89,27 @@ fn group<S: Send + 'static, W: Clone + Send + 'static, P: Send + 'static, R: FnM
             same(&follower.plans.recv().expect("a rank that works"), &plan);
         }
         plan
+    })
+}
+
+/// The lanes of ranks that each have the draft whole as one; any of them may be the last.
+pub(crate) fn copies<B: LaneBackend + 'static>(
+    lanes: Vec<B>,
+    source: &dyn Fn() -> Box<dyn CancelSource>,
+) -> Box<dyn FnMut(DraftWork) -> DraftPlan> {
+    let gathering = Gathering::of(lanes.len());
+    let lane = |(rank, backend)| {
+        CopyRunner::new(DraftRunner::new(backend, MASK_PATIENCE), rank, gathering.clone(), source())
+    };
+    let mut runners: Vec<_> = lanes.into_iter().enumerate().map(lane).collect();
+    Box::new(move |work| {
+        let (step, ranks) = (work.plan.step as usize, runners.len());
+        let mut done = None;
+        for turn in 0..ranks {
+            assert!(done.is_none(), "a plan is done before all ranks are");
+            done = runners[(step + turn) % ranks].run(Cow::Borrowed(&work));
+        }
+        done.expect("the last rank has all of it")
     })
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CancelSource, CpuFeatures, CpuLaneSpec, CudaFeatures, CudaLaneSpec, DraftWork, Isa, LaneRequest,
-    MASK_PATIENCE, PassLimits, VerifyWork,
+    CancelSource, CpuBackend, CpuFeatures, CpuLaneSpec, CudaBackend, CudaFeatures, CudaLaneSpec, DraftWork,
+    Isa, LaneRequest, MASK_PATIENCE, PassLimits, VerifyWork,
 };
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::{
@@ -17,7 +17,7 @@ use faser_engine::{
 };
 use faser_kernels::cuda::{Gpu, Share, SharePair};
 use faser_models::cuda::{CudaFeaturePages, CudaModel};
-use faser_models::{Features, Model};
+use faser_models::{Features, Model, Shard};
 use faser_topology::Partition;
 
 /// Partitions of the rig's device, all alike.
@@ -32,6 +32,17 @@ pub(crate) struct Pair {
     pub(crate) cuda: Option<OnGpu>,
     /// Its shards, if it is split over groups.
     pub(crate) shards: Option<crate::rank_group::Shards>,
+}
+
+impl Pair {
+    /// Ranks that each have the draft whole.
+    pub(crate) fn draft_copies(&self) -> usize {
+        let on_gpus = self.cuda.iter().flat_map(|gpu| std::iter::once(gpu).chain(&gpu.others));
+        let on_gpus = on_gpus.filter_map(|rank| Some(rank.draft.as_ref()?.shard()));
+        let on_cpu = self.shards.iter().flat_map(|shards| shards.draft.iter().map(|draft| draft.shard()));
+        let shards: Vec<Shard> = on_gpus.chain(on_cpu).collect();
+        if shards.iter().all(|shard| *shard == Shard::WHOLE) { shards.len().max(1) } else { 1 }
+    }
 }
 
 /// The pair on a GPU, and the shares of its partitions; or a rank's shards of it.
@@ -339,7 +350,13 @@ fn runners(
             })
             .collect();
         let draft = (!drafts.is_empty()).then(|| {
-            let mut run = crate::rank_group::cuda_draft(drafts, cancelled(LaneKind::Draft));
+            let mut run = if config.speculation.draft_copies > 1 {
+                let lane = |(model, spec)| CudaBackend::new(model, &spec).expect("a lane");
+                let lanes = drafts.into_iter().map(lane).collect();
+                crate::rank_group::copies(lanes, &|| cancelled(LaneKind::Draft))
+            } else {
+                Box::new(crate::rank_group::cuda_draft(drafts, cancelled(LaneKind::Draft)))
+            };
             Box::new(move |mut work: DraftWork| {
                 // Each plan on the next partition, whatever the engine thinks of them: that must not show.
                 let planned = std::mem::replace(&mut work.plan.partition, next_partition(work.plan.step));
@@ -379,6 +396,11 @@ fn runners(
     };
     let draft = (!drafts.is_empty()).then(|| {
         let spec = spec(config.draft.needs().blocks, limits.draft_logit_rows, false);
+        if config.speculation.draft_copies > 1 {
+            let lane = |_| CpuBackend::new(drafts[0].clone(), &spec).expect("a lane");
+            let lanes = (0..config.speculation.draft_copies).map(lane);
+            return crate::rank_group::copies(lanes.collect(), &|| cancelled(LaneKind::Draft));
+        }
         Box::new(crate::rank_group::draft(&drafts, &spec, cancelled(LaneKind::Draft))) as Draft
     });
     let spec = spec(config.target_blocks, limits.verify_logit_rows, true);

@@ -47,6 +47,7 @@ pub(crate) fn run_timed(pair: &Pair, other: &Pair, seed: u64, times: Times, tall
     let random = &mut Random(seed);
     let (mut config, mut cases) = (random.config(), random.cases());
     config.draft = pair.draft_source(config.draft);
+    config.speculation.draft_copies = other.draft_copies();
     if matches!(times, Times::Told) {
         have_it_prepare(&mut config);
     }

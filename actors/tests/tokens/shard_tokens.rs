@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::Dtype;
-use faser_models::{Model, Shard, WeightSource};
+use faser_models::{Model, Shard, SyntheticSpec, WeightSource};
 
 use crate::cases::{pair_of, split_spec};
 use crate::rank_group::Shards;
-use crate::rig::Pair;
-use crate::runs::{Tally, run};
+use crate::rig::{Pair, Times};
+use crate::runs::{Tally, run, run_timed};
 
 /// The pair with its target over `target` ranks and its draft over `draft`.
 fn split(target: usize, draft: usize) -> Shards {
@@ -49,6 +49,26 @@ fn a_target_over_four_ranks_with_a_whole_draft_gives_the_tokens_of_one() {
 #[test]
 fn target_and_draft_may_be_split_differently() {
     requests_get_their_tokens(2, 4);
+}
+
+#[test]
+fn a_target_over_four_ranks_that_each_have_the_draft_gives_the_tokens_of_one() {
+    // A draft that is often right, or none would be of use.
+    let spec = SyntheticSpec { residual_scale: 0.1, ..split_spec() };
+    let pair = pair_of(&spec, Dtype::F32);
+    let draft = pair.draft.clone().expect("a draft");
+    let of_rank = |shard| Model::load(&WeightSource::Synthetic(spec), shard, Dtype::F32, &mut |_| {});
+    let target = Shard::all(4).map(|shard| Arc::new(of_rank(shard).expect("a shard"))).collect();
+    let copies = Pair { shards: Some(Shards { target, draft: vec![draft; 4] }), ..pair.clone() };
+    assert_eq!(copies.draft_copies(), 4);
+    let mut tally = Tally::default();
+    for seed in 1..=60 {
+        run(&pair, &copies, seed, &mut tally);
+        run_timed(&pair, &copies, seed, Times::Told, &mut tally);
+    }
+    println!("{tally:?}");
+    tally.assert_all_happened();
+    assert!(tally.outcomes_taken > 20, "{tally:?}");
 }
 
 #[test]

@@ -204,6 +204,8 @@ pub struct SimSpec {
     pub draft_sms: Vec<usize>,
     /// The draft is on a GPU of its own, and there are no partitions.
     pub draft_apart: bool,
+    /// GPUs that each have the draft whole, and divide the sequences: 1, or those of the target.
+    pub draft_copies: usize,
     /// What policies that predict may use.
     pub mechanisms: Mechanisms,
     /// Tokens whose KV fits.
@@ -471,6 +473,7 @@ impl SimSpec {
             target_layers: self.pair.target.layers,
             speculation: SpeculationBounds {
                 suffix_bytes: self.suffix_bytes,
+                draft_copies: self.draft_copies,
                 ..SpeculationBounds::default()
             },
             prefix_cache: false,
@@ -517,6 +520,11 @@ impl fmt::Display for SimSpec {
             format!(" joined by {}{overlapped}", hardware.links.kind)
         } else {
             String::new()
+        };
+        let joined = if self.draft_copies > 1 {
+            format!("{joined}, sequences divided among the drafts of all")
+        } else {
+            joined
         };
         let joined = if self.draft_apart { format!("{joined}, the draft on one more") } else { joined };
         write!(

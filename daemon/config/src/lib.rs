@@ -276,6 +276,11 @@ impl DeviceConfig {
         self.tensor_parallel + usize::from(self.draft_placement == DraftPlace::Own)
     }
 
+    /// Ranks that each have the draft whole.
+    pub fn draft_copies(&self) -> usize {
+        if self.draft_placement == DraftPlace::Replicated { self.tensor_parallel } else { 1 }
+    }
+
     /// The GPUs that are asked for, if GPUs are: those of a replica's ranks stand together.
     pub fn gpus(&self) -> Vec<usize> {
         let count = self.gpus_each() * self.replicas;

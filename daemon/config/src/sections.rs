@@ -171,6 +171,10 @@ fn device(mut fields: Fields<'_>, model: &ModelSection) -> Result<DeviceConfig, 
     let tensor_parallel = fields.size("tensor_parallel", 1..=MOST_RANKS)?.unwrap_or(1);
     let draft_tensor_parallel = fields.size("draft_tensor_parallel", 1..=MOST_RANKS)?;
     let draft_placement = fields.word("draft_placement", &["first", "replicated", "own"])?;
+    if draft_placement == Some("replicated") && draft_tensor_parallel.is_some_and(|ranks| ranks > 1) {
+        let problem = "`device.draft_placement: replicated` is a whole draft on every rank: leave this out";
+        return Err(fields.wrong("draft_tensor_parallel", problem));
+    }
     let deadline = fields.whole("rank_deadline_s", 1..=3600)?;
     let replicas = fields.size("replicas", 1..=MOST_REPLICAS)?.unwrap_or(1);
     let drills = drills(&mut fields, replicas)?;

@@ -11,6 +11,7 @@ use faser_models::{
     CallFormat, ChatTemplate, GenerationDefaults, HeadKind, HeadLayout, Model, ModelConfig, ModelError,
     Progress, Shard, Tokenizer, WeightSource, fitted,
 };
+use faser_topology::DraftPlace;
 
 use crate::draft_dtype::{draft_dtype, held_apart};
 use crate::error::LoadError;
@@ -160,7 +161,9 @@ pub(crate) fn refuse_unfit_head(draft: Option<&ModelConfig>, config: &Config) ->
     let Some(head) = draft.and_then(|draft| draft.head.as_ref()) else { return Ok(()) };
     let device = &config.device;
     let borrows = !head.own_embedding || !head.own_lm_head;
-    let problem = if device.draft_tensor_parallel > 1 {
+    let problem = if device.draft_placement != DraftPlace::First {
+        "which reads them where they are: leave `device.draft_placement` out"
+    } else if device.draft_tensor_parallel > 1 {
         "which is not split over ranks: `device.draft_tensor_parallel` must be 1"
     } else if device.tensor_parallel > 1 && borrows {
         "which borrows the target's embedding or LM head, and those are split: `device.tensor_parallel` must be 1"
@@ -254,7 +257,9 @@ impl Weights {
                 }
             }
         });
-        let draft = drafts.collect::<Result<_, ModelError>>()?;
+        let mut draft = drafts.collect::<Result<Vec<_>, ModelError>>()?;
+        // In memory once, however many ranks have it.
+        draft.resize(draft.len().max(config.device.draft_copies()), draft[0].clone());
         Ok(OnHost { target, draft })
     }
 

@@ -90,11 +90,6 @@ pub enum LoadError {
         "`device.draft_placement: own` is a GPU for the draft alone, and this pair is served by the CPU{0}: leave it out"
     )]
     ApartOnCpu(String),
-    /// The draft reads the target's hidden states, and is to be on another GPU.
-    #[error(
-        "`device.draft_placement: own`: this draft is a head, which reads the target's hidden states where they are: leave it out"
-    )]
-    HeadApart,
     /// A plan was asked for on a GPU that is not there.
     #[error(
         "`device.kind` is cuda:{first}, and the machine has {count} GPUs{}: write `topology` for one that has it, or `device.kind: auto`",

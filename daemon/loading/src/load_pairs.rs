@@ -18,7 +18,7 @@ use faser_models::{
 use faser_openai::grammars::Grammars;
 use faser_openai::pairs::Served;
 use faser_openai::text_sequence::SequenceError;
-use faser_topology::{CpuDevice, DraftPlace, KvPools};
+use faser_topology::{CpuDevice, KvPools};
 use tokio::sync::Semaphore;
 
 use crate::config_pair::{Pair, Watch, pair, refuse_unfit_head, shorter_draft};
@@ -114,6 +114,7 @@ pub(crate) fn bounds(
             },
             draft_context: draft.map_or(usize::MAX, |draft| draft.max_context),
             suffix_bytes: usize::try_from(config.suffix_bytes).unwrap_or(usize::MAX),
+            draft_copies: config.device.draft_copies(),
         },
         prefix_cache: config.kv.prefix_cache,
         learned: Learned::default(),
@@ -139,11 +140,9 @@ fn draft_source(draft: Option<&ModelConfig>, blocks: usize) -> DraftSource {
 
 /// What can be planned, and not be served yet.
 fn refuse_plans_only(config: &Config) -> Result<(), LoadError> {
-    let device = &config.device;
     let only = [
         ("topology", config.topology.is_some()),
         ("model.shape", matches!(config.model.source, ModelSource::Shape { .. })),
-        ("device.draft_placement", device.draft_placement == DraftPlace::Replicated),
     ];
     let found = only.into_iter().find_map(|(key, given)| given.then_some(key));
     found.map_or(Ok(()), |key| Err(LoadError::PlanOnly(key)))

@@ -146,7 +146,11 @@ impl OnCpu {
             for_target.kv_bytes_per_token += Features::bytes_per_token(head.hidden);
             for_target.workspace_bytes += Scratch::attached_bytes(head, limits.rows);
         }
-        let for_draft = all(&pair.draft, limits.draft_logit_rows);
+        let mut for_draft = all(&pair.draft, limits.draft_logit_rows);
+        if let Some(for_draft) = for_draft.as_mut().filter(|_| bounds.speculation.draft_copies > 1) {
+            // Ranks that have it whole read the same weights.
+            for_draft.weight_bytes = pair.draft[0].weight_bytes();
+        }
         OnCpu { why, pair, for_target, for_draft }
     }
 
@@ -221,13 +225,14 @@ fn on_gpus(
     };
     // What a rank has of both models; the first has most.
     let apart = draft.as_ref().filter(|_| config.device.draft_placement == DraftPlace::Own);
-    if apart.is_some_and(|draft| draft.head.is_some()) {
-        return Err(LoadError::HeadApart);
-    }
+    // The whole draft on each rank, or a shard of it on the first.
+    let draft_shard = |rank: usize| match config.device.draft_copies() {
+        1 => (rank < draft_ranks && apart.is_none()).then_some(Shard { rank, ranks: draft_ranks }),
+        _ => Some(Shard::WHOLE),
+    };
     let of_rank = |rank: usize| -> Result<(ModelFacts, Option<ModelFacts>), LoadError> {
-        let draft = draft.as_ref().filter(|_| rank < draft_ranks && apart.is_none());
-        let draft_shard = Shard { rank, ranks: draft_ranks };
-        let draft = draft.map(|draft| facts(draft, draft_shard, weights.draft_dtype)).transpose()?;
+        let draft = draft.as_ref().zip(draft_shard(rank));
+        let draft = draft.map(|(draft, shard)| facts(draft, shard, weights.draft_dtype)).transpose()?;
         Ok((facts(&target, Shard { rank, ranks }, weights.dtype)?, draft))
     };
     let footprint = |model: &ModelFacts, ranks: usize, sizes: CudaSizes| {
@@ -264,7 +269,7 @@ fn on_gpus(
     let kernel_cache = costs::folder(config).map(|folder| folder.join("kernels"));
     let source = |(rank, info): (usize, &GpuInfo)| -> Result<CudaDevice, LoadError> {
         let (target, draft) = of_rank(rank)?;
-        let draft_shard = draft.as_ref().map(|_| Shard { rank, ranks: draft_ranks });
+        let draft_shard = draft_shard(rank).filter(|_| draft.is_some());
         Ok(CudaDevice::new(CudaSource {
             info: info.clone(),
             device: device.clone(),

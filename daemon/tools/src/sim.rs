@@ -99,8 +99,8 @@ pub struct SimArgs {
     /// SMs of the draft lane in each partition.
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "8,16,32")]
     pub draft_sms: Vec<usize>,
-    /// Where the draft is: on the target's first GPU, or alone on one more, which has no partitions.
-    #[arg(long, value_name = "WHERE", value_parser = ["first", "own"], default_value = "first")]
+    /// Where the draft is: on the target's first GPU, on each of them with its part of the sequences, or alone on one more, which has no partitions.
+    #[arg(long, value_name = "WHERE", value_parser = ["first", "replicated", "own"], default_value = "first")]
     pub draft_placement: String,
     /// Tokens whose KV fits; without it the preset's, or what the device has beside the weights.
     #[arg(long, value_name = "N")]
@@ -302,6 +302,11 @@ impl SimArgs {
         if !(positive(self.error) && self.noise.is_finite() && self.noise >= 0.0) {
             return wrong("--error must be above 0, and --noise at least 0");
         }
+        if self.head && self.draft_placement == "replicated" {
+            return wrong(
+                "--draft-placement replicated is for draft models: a head reads what one GPU has of the target",
+            );
+        }
         if !positive(self.launches) {
             return wrong("--launches must be above 0");
         }
@@ -398,6 +403,7 @@ impl SimArgs {
             },
             draft_sms: self.draft_sms.clone(),
             draft_apart: self.draft_placement == "own",
+            draft_copies: if self.draft_placement == "replicated" { pair.gpus } else { 1 },
             mechanisms: Mechanisms { sizing: !self.full_passes, ..Mechanisms::default() },
             kv_tokens,
             max_running: self.max_running,

@@ -165,7 +165,7 @@ fn what_is_copied_may_be_evicted_before_and_be_the_same_block() {
     let (table, cached) = admit(&pool, &text, 0).expect("room");
     let (ids, copied) = (table.ids(12), copies(&pool));
     assert_eq!((cached, ids[2]), (6, source));
-    assert_eq!(copied, [BlockCopy { from: source, to: ids[1] }]);
+    assert_eq!(copied, [BlockCopy { rank: 0, from: source, to: ids[1] }]);
     drop(held);
 }
 
@@ -200,7 +200,7 @@ fn a_block_is_found_in_part_while_its_owner_fills_it() {
     owner.register_part(&text, 6);
     let (other, cached) = admit(&pool, &text[..7], 0).expect("room");
     let (from, to) = (owner.ids(8)[1], other.ids(8)[1]);
-    assert_eq!((cached, copies(&pool)), (6, vec![BlockCopy { from, to }]));
+    assert_eq!((cached, copies(&pool)), (6, vec![BlockCopy { rank: 0, from, to }]));
     // The same block is what is cached in part, and then as a whole.
     owner.register(&text, 7);
     assert_eq!((pool.cached_tokens(&text, 0), pool.view().cached), (6, 2));
@@ -222,7 +222,7 @@ fn a_copy_is_dropped_with_the_block_it_is_for_and_never_made_of_one_to_come() {
     first.leave(&text, 6);
     // What it would have had is not taken for what it has.
     assert_eq!((pool.slots_cached(gone), pool.view().cached), (false, 2));
-    assert_eq!(copies(&pool), [BlockCopy { from: source, to: second.ids(8)[1] }]);
+    assert_eq!(copies(&pool), [BlockCopy { rank: 0, from: source, to: second.ids(8)[1] }]);
     assert_eq!(copies(&pool), []);
     // Without a block to spare for it there is none.
     let small = BlockPool::new(2, SIZE, true);
@@ -265,7 +265,7 @@ struct Memory(Vec<Option<Written>>);
 
 impl Memory {
     fn copy(&mut self, copies: &[BlockCopy]) {
-        for BlockCopy { from, to } in copies {
+        for BlockCopy { from, to, .. } in copies {
             for slot in 0..SIZE {
                 self.0[*to as usize * SIZE + slot] = self.0[*from as usize * SIZE + slot].clone();
             }
@@ -428,7 +428,7 @@ fn a_fork_shares_whole_blocks_copies_the_one_it_parts_in_and_takes_all_or_nothin
     assert!(others[2] != ids[2] && pool.free() == 0);
     let mut copies = Vec::new();
     pool.take_copies(&mut copies);
-    assert_eq!(copies, [BlockCopy { from: ids[2], to: others[2] }]);
+    assert_eq!(copies, [BlockCopy { rank: 0, from: ids[2], to: others[2] }]);
     // It goes on as the sequence would, in the cache too.
     drop(own);
     assert_eq!((pool.free(), branch.cached_tokens()), (1, 8));

@@ -5,6 +5,7 @@
 //! Which sequences find theirs is drawn from the odds, evenly spread, a few times over.
 
 use super::budget::{Batch, Budget, Candidate};
+use crate::config::MOST_COPIES;
 use crate::cost::{PartitionCosts, PassCost, Reach};
 use crate::request::K_LIMIT;
 use crate::source::{RoundPasses, SourceNeeds};
@@ -27,6 +28,8 @@ const GOLDEN: f64 = 0.618_033_988_749_894_9;
 pub(crate) struct Odds {
     /// Whose it is, counted among those that are looked at.
     pub(crate) index: usize,
+    /// The rank that drafts for it.
+    pub(crate) rank: usize,
     pub(crate) probability: f32,
     /// Probability of acceptance of what would be drafted.
     pub(crate) typical: f32,
@@ -121,16 +124,22 @@ fn breadth_and_depth<'a>(
     drafting: Drafting<'_>,
 ) -> (f64, (usize, usize)) {
     let (mut best, mut chosen) = (0.0, (0, 0));
-    let (mut context, mut mass, mut typical, mut own) = (0, 0.0, 0.0, 0.0);
+    let (mut mass, mut typical, mut own) = (0.0, 0.0, 0.0);
     let mut steps = K_LIMIT;
+    let ranks = drafting.costs.ranks();
+    // Chunks of each rank, and their tokens: all wait for the fullest.
+    let mut on_ranks = [(0, 0); MOST_COPIES];
+    let mut fullest = (0, 0);
     for (before, odds) in odds.take(most).enumerate() {
-        context += odds.context;
+        let own_rank = &mut on_ranks[odds.rank];
+        *own_rank = (own_rank.0 + 1, own_rank.1 + odds.context);
+        fullest = fullest.max(*own_rank);
         let counts = f64::from(odds.probability * odds.weight);
         mass += counts;
         typical += counts * f64::from(odds.typical);
         own += if odds.own && !past { counts } else { 0.0 };
         // More of them are never deeper.
-        steps = drafting.depth(before + 1, context, left_s, steps);
+        steps = drafting.depth(fullest.0 * ranks, fullest.1 * ranks, left_s, steps);
         if steps == 0 {
             break;
         }
@@ -314,6 +323,7 @@ mod tests {
     fn odds(probabilities: &[f32], past: bool) -> Vec<Odds> {
         let of = |(index, &probability)| Odds {
             index,
+            rank: 0,
             probability,
             typical: 0.8,
             weight: 1.0,

@@ -65,7 +65,16 @@ impl DeviceCosts {
 
     /// The work of a plan that was drafted, of those chunks that are wanted. One that was to propose and did not was never begun: see
     /// [`SimDevice::with_oracle`](super::SimDevice::with_oracle).
+    ///
+    /// Where several ranks have the draft, each has a part: the longest is how long it takes.
     pub(super) fn draft_plan(&self, plan: &DraftPlan, wanted: &dyn Fn(usize) -> bool) -> Work {
+        let ranks = plan.chunks.iter().map(|chunk| chunk.rank + 1).max().unwrap_or(1);
+        let parts = (0..ranks)
+            .map(|rank| self.draft_part(plan, &|place| wanted(place) && plan.chunks[place].rank == rank));
+        parts.max_by(|a, b| a.seconds.total_cmp(&b.seconds)).unwrap_or_default()
+    }
+
+    fn draft_part(&self, plan: &DraftPlan, wanted: &dyn Fn(usize) -> bool) -> Work {
         let begun = |(chunk, count): &(&DraftChunk, &usize)| chunk.steps == 0 || **count > 0;
         let chunks = || {
             let chunks = plan.chunks.iter().zip(&plan.outcome.counts).enumerate();

@@ -27,7 +27,8 @@ pub struct SimDevice {
     /// Share of the acceptance of a place that the next one of the same draft pass has.
     fade: f64,
     seed: u64,
-    draft: SimLane,
+    /// Of each rank that has the draft.
+    drafts: Vec<SimLane>,
     target: SimLane,
 }
 
@@ -51,7 +52,7 @@ impl SimDevice {
             oracle: false,
             fade: 1.0,
             seed,
-            draft: SimLane::new(block_size),
+            drafts: vec![SimLane::new(block_size)],
             target: SimLane::new(block_size),
         }
     }
@@ -102,24 +103,37 @@ impl SimDevice {
     }
 
     pub(super) fn lose(&mut self) {
-        self.draft = SimLane::new(self.block_size);
+        self.drafts = vec![SimLane::new(self.block_size)];
         self.target = SimLane::new(self.block_size);
     }
 
     /// Carries out a plan: its outcome, whose time is yet to be known, and the work it was.
     pub(super) fn draft(&mut self, plan: &mut DraftPlan) -> Work {
-        self.draft.open(plan.step, &plan.copies, &plan.retire, &plan.admit);
+        let ranks = plan.chunks.iter().map(|chunk| chunk.rank + 1).max().unwrap_or(0);
+        while self.drafts.len() < ranks {
+            self.drafts.push(SimLane::new(self.block_size));
+        }
+        let known = |seq: &SeqId| self.drafts.iter().any(|lane| lane.knows(*seq));
+        assert!(
+            plan.retire.iter().all(known),
+            "{:?} are retired, and no lane knows all of them",
+            plan.retire
+        );
+        for (rank, lane) in self.drafts.iter_mut().enumerate() {
+            lane.open_part(plan, rank);
+        }
         for chunk in &plan.chunks {
+            let lane = &mut self.drafts[chunk.rank];
             let (rows, table) = (&plan.tokens[chunk.rows.clone()], &plan.blocks[chunk.table.clone()]);
             if let Some(features) = plan.features(chunk) {
-                self.target.assert_features(chunk.seq, (chunk.start, rows), table, features, &self.draft);
+                self.target.assert_features(chunk.seq, (chunk.start, rows), table, features, lane);
             }
-            let mut prefix = self.draft.compute(chunk.seq, chunk.start, rows, table);
+            let mut prefix = lane.compute(chunk.seq, chunk.start, rows, table);
             let end = chunk.start + rows.len() + chunk.steps;
             if chunk.outcome {
-                self.draft.remember_at_least(chunk.seq, end);
+                lane.remember_at_least(chunk.seq, end);
             } else {
-                self.draft.remember(chunk.seq, end);
+                lane.remember(chunk.seq, end);
             }
             let before = plan.outcome.proposals.len();
             let mut survival = chunk.stop.survival;
@@ -149,13 +163,13 @@ impl SimDevice {
                 prefix = if masked {
                     prefix.then(token)
                 } else {
-                    self.draft.write(chunk.start + rows.len() + step, prefix, token, table)
+                    self.drafts[chunk.rank].write(chunk.start + rows.len() + step, prefix, token, table)
                 };
             }
             if masked || plan.features(chunk).is_some() {
                 let end = chunk.start + rows.len();
                 let places = end..end + plan.rows_behind(chunk.steps);
-                places.for_each(|position| self.draft.spoil(position, table));
+                places.for_each(|position| self.drafts[chunk.rank].spoil(position, table));
             }
             plan.outcome.counts.push(plan.outcome.proposals.len() - before);
         }

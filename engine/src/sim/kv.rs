@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::random::mix;
 use crate::blocks::{BlockCopy, BlockId};
-use crate::plan::Admission;
+use crate::plan::{Admission, DraftPlan};
 use crate::request::{SeqId, TokenId};
 
 /// What acceptance may know of a prefix.
@@ -91,6 +91,20 @@ impl SimLane {
         }
     }
 
+    /// As `open`, for what a rank's lane has of a draft plan: the news of those sequences that it drafts for, and copies between blocks of its own.
+    pub(super) fn open_part(&mut self, plan: &DraftPlan, rank: usize) {
+        let copies: Vec<_> = plan.copies.iter().copied().filter(|copy| copy.rank == rank).collect();
+        let retire: Vec<_> = plan.retire.iter().copied().filter(|seq| self.known.contains_key(seq)).collect();
+        let own = |seq| plan.chunks.iter().any(|chunk| (chunk.seq, chunk.rank) == (seq, rank));
+        let admit: Vec<_> = plan.admit.iter().filter(|admission| own(admission.seq)).cloned().collect();
+        self.open(plan.step, &copies, &retire, &admit);
+    }
+
+    /// Whether the lane was told of a sequence.
+    pub(super) fn knows(&self, seq: SeqId) -> bool {
+        self.known.contains_key(&seq)
+    }
+
     /// Writes the KV of `tokens` at `start..`, after the prefix the block table must lead to; the new prefix.
     pub(super) fn compute(
         &mut self,
@@ -133,7 +147,7 @@ impl SimLane {
     }
 
     /// Copies a block, slot by slot.
-    fn copy(&mut self, BlockCopy { from, to }: BlockCopy) {
+    fn copy(&mut self, BlockCopy { from, to, .. }: BlockCopy) {
         let [from, to] = [from, to].map(|block| block as usize * self.block_size);
         assert!(self.kv.get(from).is_some_and(Option::is_some), "a block is copied that nobody wrote");
         let end = from.max(to) + self.block_size;
