@@ -102,8 +102,8 @@ impl CpuSpec {
         lanes_of(draft, self.copies().is_some(), verify)
     }
 
-    /// Ranks that each have the draft whole.
-    pub(super) fn copies(&self) -> Option<usize> {
+    /// Ranks that each have the draft whole, and a part of the draft lane's cores.
+    pub fn copies(&self) -> Option<usize> {
         let draft: Vec<_> = self.draft.iter().map(|model| model.shard()).collect();
         copies(&draft)
     }

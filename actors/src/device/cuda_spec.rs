@@ -232,6 +232,16 @@ impl CudaSpec {
         Ok(left_out)
     }
 
+    /// Whether several ranks have the draft whole.
+    pub(super) fn has_copies(&self) -> bool {
+        let mut drafts = self.ranks.iter().filter_map(|rank| rank.source().draft.as_ref());
+        let whole = |draft: &ModelFacts| {
+            let bytes = CudaModel::weight_bytes(&draft.config, Shard::WHOLE, draft.dtype);
+            bytes.is_ok_and(|bytes| bytes == draft.weight_bytes)
+        };
+        drafts.next().is_some_and(whole) && drafts.next().is_some()
+    }
+
     pub(super) fn partitions(&self) -> Vec<LaneSizes> {
         let sms = self.ranks.first().map_or(0, |first| first.source().info.sms);
         let left = |draft: u32| if self.apart.is_some() { sms } else { sms - draft.min(sms) };

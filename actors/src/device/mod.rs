@@ -142,10 +142,10 @@ impl DeviceSpec {
     /// Ranks of the target's group, and of the draft's; 1 where a model is whole.
     pub fn ranks(&self) -> (usize, usize) {
         let (target, draft) = match self {
-            DeviceSpec::Cpu(spec) => (spec.target.len(), spec.draft.len()),
+            DeviceSpec::Cpu(spec) => (spec.target.len(), spec.draft.len() / spec.copies().unwrap_or(1)),
             DeviceSpec::Cuda(spec) => {
                 let drafts = spec.ranks.iter().filter(|rank| rank.source().draft.is_some());
-                (spec.ranks.len(), drafts.count())
+                (spec.ranks.len(), if spec.has_copies() { 1 } else { drafts.count() })
             }
         };
         (target, draft.max(1))

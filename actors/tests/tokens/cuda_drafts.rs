@@ -102,6 +102,7 @@ fn plan(random: &mut Random, step: u64, sequences: &[Sequence], stops: bool) -> 
             steps: steps.min(CONTEXT - sequence.history.len()),
             stop,
             features: 0..0,
+            rank: 0,
             outcome: false,
             table: blocks..plan.blocks.len(),
         });

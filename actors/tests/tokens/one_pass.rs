@@ -170,6 +170,7 @@ fn run<B: LaneBackend>(
                 },
                 table: blocks..plan.blocks.len(),
                 features: features..plan.features.len(),
+                rank: 0,
                 outcome: false,
             });
         }

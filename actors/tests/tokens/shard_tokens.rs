@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::Dtype;
-use faser_models::{Model, Shard, SyntheticSpec, WeightSource};
+use faser_models::synthetic::SyntheticSpec;
+use faser_models::{Model, Shard, WeightSource};
 
 use crate::cases::{pair_of, split_spec};
 use crate::rank_group::Shards;
@@ -57,8 +58,9 @@ fn a_target_over_four_ranks_that_each_have_the_draft_gives_the_tokens_of_one() {
     let spec = SyntheticSpec { residual_scale: 0.1, ..split_spec() };
     let pair = pair_of(&spec, Dtype::F32);
     let draft = pair.draft.clone().expect("a draft");
-    let of_rank = |shard| Model::load(&WeightSource::Synthetic(spec), shard, Dtype::F32, &mut |_| {});
-    let target = Shard::all(4).map(|shard| Arc::new(of_rank(shard).expect("a shard"))).collect();
+    let source = WeightSource::Synthetic(spec);
+    let load = |shard| Model::load(&source, shard, Dtype::F32, &mut |_| {}).expect("a shard");
+    let target = Shard::all(4).map(load).map(Arc::new).collect();
     let copies = Pair { shards: Some(Shards { target, draft: vec![draft; 4] }), ..pair.clone() };
     assert_eq!(copies.draft_copies(), 4);
     let mut tally = Tally::default();

@@ -144,6 +144,7 @@ impl Load {
                 steps,
                 stop: StopRule { survival: 1.0, ..StopRule::default() },
                 features: 0..0,
+                rank: 0,
                 outcome: false,
                 table: table..plan.blocks.len(),
             });

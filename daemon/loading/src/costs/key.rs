@@ -100,7 +100,8 @@ impl DeviceKey {
         match (device, machine) {
             (DeviceSpec::Cpu(spec), machine) => {
                 let cores = |pair: &LanePair| PartitionKey {
-                    draft: pair.draft.cores.clone(),
+                    // A rank's, where each has the draft whole.
+                    draft: pair.draft.split(spec.copies().unwrap_or(1))[0].cores.clone(),
                     verify: pair.verify.cores.clone(),
                 };
                 let (target_ranks, draft_ranks) = device.ranks();

@@ -105,9 +105,10 @@ pub(super) fn culprit<'k>(err: &EngineError, pair: usize, keys: &'k [String]) ->
         EngineError::Beyond { name: "max_running", .. } => "scheduler.max_running",
         EngineError::Beyond { .. } | EngineError::NoCosts(_) | EngineError::Policy(_) => "speculation.policy",
         EngineError::Partition { .. } => "speculation.partition",
-        EngineError::Zero(_) | EngineError::PassTooSmall { .. } | EngineError::PoolTooSmall { .. } => {
-            return None;
-        }
+        EngineError::Zero(_)
+        | EngineError::PassTooSmall { .. }
+        | EngineError::PoolTooSmall { .. }
+        | EngineError::Copies { .. } => return None,
     };
     let mut own = keys.iter().filter(|key| of_pair(key) == Some((pair, of)));
     own.next().or_else(|| keys.iter().find(|key| *key == of)).map(String::as_str)
