@@ -148,6 +148,43 @@ fn with_rank_slots(ranks: Vec<OfRank>) -> Vec<(OfRank, Option<NcclRankSlot>)> {
     ranks.into_iter().zip(slots).collect()
 }
 
+/// The lanes of GPUs that each have the draft whole as one, each on a thread of its own, as a context wants it. The first alone hears what was
+/// cancelled.
+pub(crate) fn cuda_copies(
+    ranks: Vec<OfRank>,
+    source: Box<dyn CancelSource>,
+) -> Box<dyn FnMut(DraftWork) -> DraftPlan> {
+    let gathering = Gathering::of(ranks.len());
+    let mut ranks = ranks.into_iter().enumerate();
+    let lane = |(rank, of_rank), gathering, source| {
+        let runner = DraftRunner::new(on_gpu((of_rank, None)), MASK_PATIENCE);
+        CopyRunner::new(runner, rank, gathering, source)
+    };
+    let first = ranks.next().expect("a first rank");
+    let other = |rank| {
+        let gathering = gathering.clone();
+        follower(move || {
+            let mut runner = lane(rank, gathering, Box::new(NobodyCancels));
+            move |work: DraftWork| runner.run(Cow::Owned(work))
+        })
+    };
+    let followers: Vec<Follower<DraftWork, Option<DraftPlan>>> = ranks.map(other).collect();
+    let mut runner = lane(first, gathering.clone(), source);
+    Box::new(move |work| {
+        Follower::tell(&followers, &work);
+        let first = runner.run(Cow::Owned(work));
+        let others = followers.iter().map(|follower| follower.plans.recv().expect("a rank that works"));
+        let done: Vec<DraftPlan> = first.into_iter().chain(others.flatten()).collect();
+        <[DraftPlan; 1]>::try_from(done).expect("one rank is the last")[0].clone()
+    })
+}
+
+struct NobodyCancels;
+
+impl CancelSource for NobodyCancels {
+    fn cancelled(&mut self, _step: u64, _layers: usize, _out: &mut Vec<usize>) {}
+}
+
 /// A rank's lane on its GPU.
 fn on_gpu(((model, spec), slot): (OfRank, Option<NcclRankSlot>)) -> CudaBackend {
     let mut backend = CudaBackend::new(model, &spec).expect("a lane");

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CancelSource, CpuBackend, CpuFeatures, CpuLaneSpec, CudaBackend, CudaFeatures, CudaLaneSpec, DraftWork,
-    Isa, LaneRequest, MASK_PATIENCE, PassLimits, VerifyWork,
+    CancelSource, CpuBackend, CpuFeatures, CpuLaneSpec, CudaFeatures, CudaLaneSpec, DraftWork, Isa,
+    LaneRequest, MASK_PATIENCE, PassLimits, VerifyWork,
 };
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::{
@@ -351,9 +351,7 @@ fn runners(
             .collect();
         let draft = (!drafts.is_empty()).then(|| {
             let mut run = if config.speculation.draft_copies > 1 {
-                let lane = |(model, spec)| CudaBackend::new(model, &spec).expect("a lane");
-                let lanes = drafts.into_iter().map(lane).collect();
-                crate::rank_group::copies(lanes, &|| cancelled(LaneKind::Draft))
+                crate::rank_group::cuda_copies(drafts, cancelled(LaneKind::Draft))
             } else {
                 Box::new(crate::rank_group::cuda_draft(drafts, cancelled(LaneKind::Draft)))
             };

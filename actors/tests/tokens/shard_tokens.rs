@@ -70,7 +70,7 @@ fn a_target_over_four_ranks_that_each_have_the_draft_gives_the_tokens_of_one() {
     }
     println!("{tally:?}");
     tally.assert_all_happened();
-    assert!(tally.outcomes_taken > 20, "{tally:?}");
+    assert!(tally.outcomes_taken >= 5, "{tally:?}");
 }
 
 #[test]

@@ -313,3 +313,57 @@ impl SimDevice {
         (if right { token } else { self.wrong(token) }, confidence)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::{PartitionCosts, PassCost};
+    use crate::plan::{Admission, DraftChunk, StopRule};
+
+    /// A plan of one sequence on a rank, that goes on at a position.
+    fn plan(step: u64, rank: usize, start: usize) -> DraftPlan {
+        let chunk = DraftChunk {
+            seq: SeqId(1),
+            epoch: 0,
+            start,
+            rows: 0..2,
+            steps: 0,
+            stop: StopRule::default(),
+            rank,
+            table: 0..1,
+            features: 0..0,
+            outcome: false,
+        };
+        let admission = Admission { seq: SeqId(1), prompt_len: 4, tokens: [1, 2, 3, 4].into() };
+        let tokens = [1, 2, 3, 4][start..start + 2].to_vec();
+        let (admit, retire) = (vec![admission], if step > 1 { vec![SeqId(1)] } else { Vec::new() });
+        DraftPlan {
+            step,
+            admit,
+            retire,
+            chunks: vec![chunk],
+            tokens,
+            blocks: vec![0],
+            ..DraftPlan::default()
+        }
+    }
+
+    fn run(ranks: [usize; 2]) {
+        let pass = PassCost::nothing();
+        let costs = vec![PartitionCosts { draft: pass.clone(), verify: pass }];
+        let mut device = SimDevice::new(1, 50, 0.5, 4, costs);
+        device.draft(&mut plan(1, ranks[0], 0));
+        device.draft(&mut plan(2, ranks[1], 2));
+    }
+
+    #[test]
+    fn a_block_is_read_where_it_was_written() {
+        run([1, 1]);
+    }
+
+    #[test]
+    #[should_panic(expected = "reads KV of position 0 that nobody wrote")]
+    fn a_block_of_another_ranks_pool_is_found() {
+        run([1, 0]);
+    }
+}
