@@ -84,8 +84,10 @@ impl Engine {
             (router::price(tokens.len(), lead, &load), Reverse(free_tokens), *rank)
         };
         let pools = self.draft_pools.iter().enumerate();
-        let pool = if self.draft_pools.len() > 1 { pools.min_by_key(price) } else { pools.last() };
-        let Some((_, pool)) = pool else { return };
+        let priced = self.draft_pools.len() > 1;
+        let pool =
+            if priced { pools.min_by_key(price).map(|(_, pool)| pool) } else { self.draft_pools.first() };
+        let Some(pool) = pool else { return };
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
         if !sequence.drafts() {
             sequence.draft = SequenceKv::empty(pool, sequence.salt());
