@@ -18,6 +18,10 @@ const LEAST_S: f64 = 1e-9;
 const LEARNING_RATE: f64 = 0.08;
 /// Distance, in doublings of the rows, at which it is a half of that.
 const LEARNING_REACH: f64 = 0.25;
+/// How fast a point that passes come near is known by them, and how fast that is forgotten where none comes. What is not known goes with the
+/// machine's own speed: as far as the point that a pass was timed at.
+const KNOWN_RATE: f64 = 0.1;
+const KNOWN_MEMORY: f64 = 0.9998;
 /// A single pass is believed to be off by no more than this factor: the rest is the machine doing something else.
 const BELIEVED: f64 = 2.0;
 
@@ -98,6 +102,8 @@ impl Line {
 pub struct PassCost {
     /// Row counts, ascending, at least two, and seconds of a pass of so many rows at position 0.
     points: Vec<(usize, f64)>,
+    /// Of each point, how far it is known by passes that came near: 0 to 1.
+    known: Vec<f64>,
     attention: AttentionCost,
     /// Ranks that rows are divided among, each of which has its own pass at the same time.
     ranks: usize,
@@ -121,7 +127,8 @@ impl PassCost {
         let rows = points.iter().map(|&(rows, _)| rows);
         // To the nanosecond, as points are.
         let seconds = isotonic(&times).into_iter().map(|seconds| duration(seconds).as_secs_f64());
-        PassCost { points: rows.zip(seconds).collect(), attention, ranks: 1 }
+        let points: Vec<(usize, f64)> = rows.zip(seconds).collect();
+        PassCost { known: vec![0.0; points.len()], points, attention, ranks: 1 }
     }
 
     /// The same, with rows divided evenly among so many ranks that each have a pass of their own at the same time: what is asked for and observed from
@@ -213,24 +220,42 @@ impl PassCost {
             .unwrap_or(size)
     }
 
-    /// Corrects the table by a pass that was timed.
-    pub fn observe(&mut self, rows: usize, reach: Reach, took: Duration) {
+    /// Corrects the table by a pass that was timed: near its rows for what such passes cost, and wherever passes have taught nothing for the speed of
+    /// the machine, which is another one than when it was profiled. Returns how far it went at its rows, as the logarithm of a factor.
+    pub fn observe(&mut self, rows: usize, reach: Reach, took: Duration) -> f64 {
         if rows == 0 {
-            return;
+            return 0.0;
         }
         let predicted = self.seconds(rows, reach);
         let (rows, _) = self.of_a_rank(rows, reach);
         let error = (took.as_secs_f64() / predicted).clamp(1.0 / BELIEVED, BELIEVED).ln();
+        let step = LEARNING_RATE * error;
         let doublings = (rows as f64).log2();
         let low = self.low(rows);
         let share = self.share(low, rows).clamp(0.0, 1.0);
-        for (i, (point, seconds)) in self.points.iter_mut().enumerate() {
+        for (i, ((point, seconds), known)) in self.points.iter_mut().zip(&mut self.known).enumerate() {
             let apart = ((*point as f64).log2() - doublings) / LEARNING_REACH;
             let near = [(low, 1.0 - share), (low + 1, share)].into_iter().find(|&(place, _)| place == i);
-            let near = near.map_or(0.0, |(_, share)| share);
-            *seconds *= 1.0 + LEARNING_RATE * error * (1.0 / (1.0 + apart * apart)).max(near);
+            let near = near.map_or(0.0, |(_, share)| share).max(1.0 / (1.0 + apart * apart));
+            *seconds *= 1.0 + step * near.max(1.0 - *known);
+            *known = *known * KNOWN_MEMORY + KNOWN_RATE * near * near * (1.0 - *known);
         }
         self.make_monotone(if share > 0.5 { low + 1 } else { low });
+        step
+    }
+
+    /// The machine became slower or faster, by what another table has learned: moves what no pass has taught.
+    pub(crate) fn follow(&mut self, step: f64) {
+        for ((_, seconds), known) in self.points.iter_mut().zip(&mut self.known) {
+            *seconds *= 1.0 + step * (1.0 - *known);
+            *known *= KNOWN_MEMORY;
+        }
+        // What moved gives way to what is known.
+        if step > 0.0 {
+            self.make_monotone(self.points.len() - 1);
+        } else {
+            self.make_monotone(0);
+        }
     }
 
     /// More rows never cost less: what contradicts the point just learned gives way to it.
@@ -390,6 +415,30 @@ mod tests {
         // A machine that says more rows cost less is not believed.
         let odd = AttentionCost::fitted(1000, 8, micros(6), micros(5));
         assert_eq!((odd.per_kv_fs / 100, odd.per_row_fs), (60_000, 0));
+    }
+
+    #[test]
+    fn what_no_pass_has_taught_goes_with_the_speed_of_the_machine() {
+        let truth = |rows: usize| 1e-3 + 1e-5 * rows as f64;
+        let table =
+            || PassCost::new(&ROW_GRID.map(|rows| (rows, duration(truth(rows)))), AttentionCost::default());
+        let (mut verify, mut draft) = (table(), table());
+        let mut pass = |rows, faster: f64, verify: &mut PassCost| {
+            draft.follow(verify.observe(rows, Reach::NONE, duration(truth(rows) * faster)));
+        };
+        let times = |cost: &PassCost, rows| cost.seconds(rows, Reach::NONE) / truth(rows);
+        let close = |a: f64, b: f64| (a / b - 1.0).abs() < 0.02;
+        (0..200).for_each(|_| pass(1, 0.7, &mut verify));
+        assert!([1, 4, 16, 256].iter().all(|&rows| close(times(&verify, rows), 0.7)), "{verify:?}");
+        // What was taught is not forgotten for what one row takes.
+        (0..200).for_each(|_| pass(16, 0.9, &mut verify));
+        (0..200).for_each(|_| pass(1, 0.6, &mut verify));
+        assert!(close(times(&verify, 16), 0.9) && close(times(&verify, 1), 0.6), "{verify:?}");
+        // But for a while only.
+        (0..20_000).for_each(|_| pass(1, 0.6, &mut verify));
+        (0..200).for_each(|_| pass(1, 1.2, &mut verify));
+        assert!(times(&verify, 16) > 1.5, "{verify:?}");
+        assert!(times(&draft, 4) > 1.1, "{draft:?}");
     }
 
     #[test]

@@ -157,11 +157,11 @@ impl Engine {
             typical: sequence.levels[Source::Draft].typical(),
             context: sequence.tokens.len(),
             behind: self.long_way(sequence),
-            rows: (sequence.known() - sequence.draft.computed.min(sequence.known())).clamp(1, SHORT),
+            missing: sequence.known().saturating_sub(sequence.draft.computed),
             weight: sequence.weight(self.now),
             tries: sequence.tries,
         };
-        if candidate.behind > 0
+        if candidate.catches_up() > 0
             && !candidate.tries
             && !self.planner.pays_to_catch_up(&candidate, proposal_cost)
         {

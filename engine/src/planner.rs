@@ -29,8 +29,10 @@ pub(crate) use ahead::{Leaving, Odds, Preparing};
 pub(crate) use budget::{Batch, Candidate, Displaced, MIN_DRAFT_GAIN, NEGLIGIBLE};
 pub(crate) use steering::{OnTarget, Speculated, Waiting};
 
-/// Rounds without a single proposal after which one is tried: what is not looked at is never found to have changed.
+/// Rounds without a single proposal after which a probe begins: what is not looked at is never found to have changed.
 const PROBE_AFTER: u32 = 32;
+/// Rounds that a probe lasts: once its sequence has caught up the next ones cost little, and one verdict tells little.
+const PROBE_ROUNDS: u32 = 8;
 /// Rounds without a drafted one, where others were free, after which a sequence goes without those and tries some of the draft's.
 const TRY_AFTER: u32 = 256;
 const TRY_LENGTH: usize = 4;
@@ -94,6 +96,8 @@ pub(crate) struct Planner {
     goodput: f64,
     /// Rounds since anyone was given a proposal.
     quiet_rounds: u32,
+    /// Rounds that are left of a probe.
+    probe_rounds: u32,
     /// Rounds since anything was drafted.
     undrafted_rounds: u32,
     /// Where there are no tables: seconds of a verify pass, of a draft step, and of a row in a first step that catches up; 0 before the first.
@@ -142,6 +146,7 @@ impl Planner {
             execution: Execution::Serial,
             goodput: 0.0,
             quiet_rounds: 0,
+            probe_rounds: 0,
             undrafted_rounds: 0,
             verify_s: 0.0,
             step_s: 0.0,
@@ -216,7 +221,7 @@ impl Planner {
             && candidate.drafts
             && self.predicts()
             && self.steering.speculates()
-            && self.affords_probe(candidate, self.undrafted_rounds)
+            && self.affords_probe(candidate, (1, 1), self.undrafted_rounds)
     }
 
     /// What proposals cost where so many sequences draft: by a share of what it costs them all, and by what one of them costs that joins the others.
@@ -339,15 +344,18 @@ impl Planner {
     /// Seconds that a draft step is longer by the rows that a candidate is behind.
     fn catch_up_s(&self, candidate: &Candidate) -> f64 {
         let seconds = |rows| self.partitions[0].draft.seconds_of_one(rows);
-        (seconds(candidate.behind.max(1)) - seconds(1)).max(0.0)
+        (seconds(candidate.catches_up().max(1)) - seconds(1)).max(0.0)
     }
 
-    /// Is it long enough since anyone was given such a proposal, beside the time that this one takes, and does the account hold its catching up?
-    fn affords_probe(&self, candidate: &Candidate, quiet_rounds: u32) -> bool {
+    /// Is it long enough since anyone was given a proposal, beside the time that so many rounds of so many take, and does the account hold its catching
+    /// up?
+    fn affords_probe(&self, candidate: &Candidate, (rounds, k): (u32, usize), quiet_rounds: u32) -> bool {
         let PartitionCosts { draft, verify } = &self.partitions[0];
         let seconds = |cost: &PassCost, rows| cost.seconds(rows, Reach::NONE);
-        let row_s = seconds(verify, self.rows + 1) - seconds(verify, self.rows);
-        let probe_s = draft.seconds_of_one(candidate.behind.max(candidate.rows)) + row_s;
+        let rows_s = seconds(verify, self.rows + k) - seconds(verify, self.rows);
+        let further_s = seconds(draft, 1 + self.needs.rows_behind(k));
+        let first_s = draft.seconds_of_one(candidate.missing.max(1));
+        let probe_s = first_s + f64::from(rounds - 1) * further_s + f64::from(rounds) * rows_s;
         let quiet_s = f64::from(quiet_rounds) * self.verify_s;
         probe_s <= PROBE_SHARE * quiet_s && self.steering.affords(self.catch_up_s(candidate))
     }
@@ -370,13 +378,28 @@ impl Planner {
         // Of those that could draft, who has the least to catch up.
         let able = batch.candidates.iter().enumerate().filter(|(_, candidate)| candidate.drafts);
         let Some((able, candidate)) = able.min_by_key(|(_, candidate)| candidate.behind) else { return };
-        self.quiet_rounds = if lengths.iter().any(|&k| k > 0) { 0 } else { self.quiet_rounds + 1 };
+        if lengths.iter().any(|&k| k > 0) {
+            (self.quiet_rounds, self.probe_rounds) = (0, 0);
+            return;
+        }
+        self.quiet_rounds += 1;
+        // The places of one pass cost hardly more than the first of them.
+        let k = if self.needs.passes.is_one() { TRY_LENGTH } else { 1 };
         let due = self.predicts() && self.quiet_rounds >= PROBE_AFTER && self.steering.speculates();
-        if due && self.affords_probe(candidate, self.quiet_rounds) {
-            lengths[able] = 1;
+        if due
+            && self.probe_rounds == 0
+            && self.affords_probe(candidate, (PROBE_ROUNDS, k), self.quiet_rounds)
+        {
+            self.probe_rounds = PROBE_ROUNDS;
+        }
+        if due && self.probe_rounds > 0 {
+            lengths[able] = k;
             self.probing = true;
-            // Else it goes on in the next round.
+            // Where it still catches up it goes on in the next round.
             if candidate.behind == 0 {
+                self.probe_rounds -= 1;
+            }
+            if self.probe_rounds == 0 {
                 self.quiet_rounds = 0;
             }
         }
@@ -462,9 +485,19 @@ impl Planner {
     ) -> Option<Duration> {
         observe(&mut self.verify_s, took.as_secs_f64());
         self.overhead.round(now, took, shape.partition != PartitionId(0));
+        self.budget.between(self.overhead.serial_s());
         let predicted = self.predicted_verify(shape)?;
         let costs = self.partitions.get_mut(shape.partition.0)?;
-        costs.verify.observe(shape.rows, shape.reach, took);
+        let step = costs.verify.observe(shape.rows, shape.reach, took);
+        if shape.partition == PartitionId(0) {
+            // All others are as much slower or faster than when they were profiled, as long as they tell nothing themselves.
+            let [whole, parts @ ..] = self.partitions.as_mut_slice() else { return Some(predicted) };
+            whole.draft.follow(step);
+            parts
+                .iter_mut()
+                .flat_map(|costs| [&mut costs.verify, &mut costs.draft])
+                .for_each(|cost| cost.follow(step));
+        }
         Some(predicted)
     }
 
@@ -473,7 +506,8 @@ impl Planner {
         if let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) {
             let on = |costs: &PartitionCosts| costs.verify.seconds(shape.rows, shape.reach);
             let longer_s = self.partitions.get(shape.partition.0).map_or(0.0, on) - on(costs);
-            self.steering.verified(&Speculated { longer_s, ..round }, costs);
+            let between_s = self.overhead.serial_s();
+            self.steering.verified(&Speculated { longer_s, between_s, ..round }, costs);
         }
     }
 

@@ -16,6 +16,8 @@ pub const CONFIDENCE_BINS: usize = 16;
 const PRIOR_WEIGHT: f64 = 8.0;
 /// What an observation still counts after one more in the same bin: the memory is about 2,000 proposals.
 const BIN_MEMORY: f64 = 0.9995;
+/// What is remembered of all bins together, at most.
+const SEEN_AT_MOST: f64 = 1.0 / (1.0 - BIN_MEMORY);
 /// Acceptance expected before anything is known.
 const TYPICAL_AT_FIRST: f64 = 0.7;
 /// No probability of acceptance is taken for certain.
@@ -170,9 +172,12 @@ impl Calibration {
         self.log_loss_sum -= f64::from(right.max(1e-6)).ln();
     }
 
-    /// Acceptance over all requests and confidences, per proposal.
+    /// Acceptance over all requests and confidences, per proposal: as high as what was seen leaves likely, for what is never tried is never found
+    /// to be better than it seemed. What that loses the regret account bounds.
     pub fn typical(&self) -> f32 {
-        bounded((self.all.accepted / self.all.seen) as f32)
+        let mean = self.all.accepted / self.all.seen;
+        let deviation = |seen: f64| (mean * (1.0 - mean) / seen).sqrt();
+        bounded((mean + deviation(self.all.seen) - deviation(SEEN_AT_MOST)) as f32)
     }
 
     /// The probability of acceptance per bin.

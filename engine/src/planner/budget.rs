@@ -30,8 +30,8 @@ pub(crate) struct Candidate {
     pub(crate) context: usize,
     /// Those of them that the draft has yet to compute, where they are many.
     pub(crate) behind: usize,
-    /// Rows that it brings to a draft pass before its first proposal, where they are few.
-    pub(crate) rows: usize,
+    /// Known tokens that the draft has yet to compute.
+    pub(crate) missing: usize,
     /// Could the draft propose anything, if it were worth what it is behind?
     pub(crate) drafts: bool,
     /// Tokens that it is expected to get yet.
@@ -40,6 +40,19 @@ pub(crate) struct Candidate {
     pub(crate) weight: f32,
     /// It is to try the draft, whatever that promises.
     pub(crate) tries: bool,
+}
+
+impl Candidate {
+    /// Rows that it brings to a draft pass before its first proposal in any round, for what was committed since the last. More than a round commits
+    /// are computed once: whether they pay is asked beside all tokens to come.
+    fn rows(&self) -> usize {
+        if self.missing > K_LIMIT + 1 { 1 } else { self.missing.max(1) }
+    }
+
+    /// Rows that it has to catch up with, beyond those of any round.
+    pub(crate) fn catches_up(&self) -> usize {
+        if self.missing > K_LIMIT + 1 { self.missing } else { 0 }
+    }
 }
 
 /// The sequences of a round, and what their verify pass has room for.
@@ -75,6 +88,8 @@ impl Displaced {
 pub(crate) struct Budget {
     /// What the source needs of draft passes.
     needs: SourceNeeds,
+    /// Seconds of a round beyond its passes: without drafts, and with some.
+    between_s: [f64; 2],
     /// Survival of each sequence at the depth that is looked at; 0 for those that draft no further.
     survivals: Vec<f32>,
     /// Proposals by their [`rank`].
@@ -104,6 +119,11 @@ impl Budget {
     /// What its source needs.
     pub(super) fn needs(&self) -> &SourceNeeds {
         &self.needs
+    }
+
+    /// Rounds take so long beyond their passes: without drafts, and with some.
+    pub(super) fn between(&mut self, between_s: [f64; 2]) {
+        self.between_s = between_s;
     }
 
     /// Speculative lengths before drafting, from what is typical of each sequence; what is ready already is not drafted
@@ -170,7 +190,8 @@ impl Budget {
         let masked = self.needs.passes.is_one();
         self.survivals.clear();
         self.survivals.extend(batch.candidates.iter().map(|candidate| candidate.survival));
-        let mut best = pass.choice(0.0, 0);
+        let [plain_s, drafted_s] = self.between_s;
+        let mut best = pass.choice(plain_s, 0);
         for depth in 0..K_LIMIT {
             let (mut rows, mut reach, mut deeper) = (0, Reach::NONE, false);
             let behind = if masked { self.needs.more_rows_behind(depth + 1) } else { 1 };
@@ -181,7 +202,7 @@ impl Budget {
                     && pass.proposals < batch.rows
                 {
                     pass.add(*survival * candidate.weight, candidate.context);
-                    rows += behind + if masked && depth == 0 { candidate.rows } else { 0 };
+                    rows += behind + if masked && depth == 0 { candidate.rows() } else { 0 };
                     reach.kv += candidate.context;
                     reach.rows += behind.max(usize::from(depth == 0)) * candidate.context;
                     deeper = true;
@@ -193,7 +214,7 @@ impl Budget {
                 break;
             }
             draft.deepen(rows, reach, &costs.draft);
-            let choice = pass.choice(draft.seconds, depth + 1);
+            let choice = pass.choice(draft.seconds + drafted_s, depth + 1);
             if value(&choice) > value(&best) {
                 best = choice;
             }
@@ -337,8 +358,8 @@ impl<'a> Pass<'a> {
         self.displaced.price(alone_s, rows) + self.costs.verify.attention_seconds(self.reach)
     }
 
-    fn choice(&mut self, draft_seconds: f64, depth: usize) -> Choice {
-        Choice { committed: self.committed, seconds: draft_seconds + self.seconds(), depth }
+    fn choice(&mut self, other_s: f64, depth: usize) -> Choice {
+        Choice { committed: self.committed, seconds: other_s + self.seconds(), depth }
     }
 
     /// Tokens, less those that the pass's time would bring at this goodput.
@@ -370,6 +391,11 @@ mod tests {
 
     /// How long each of some sequences drafts, where rows of drafts cost so much.
     fn lengths(source: DraftSource, draft_row_us: u64, sequences: usize) -> Vec<usize> {
+        lengths_of(source, draft_row_us, sequences, 1)
+    }
+
+    /// The same for sequences without draft KV of so many tokens.
+    fn lengths_of(source: DraftSource, draft_row_us: u64, sequences: usize, missing: usize) -> Vec<usize> {
         let candidate = Candidate {
             useful: 8,
             ready: 0,
@@ -378,7 +404,7 @@ mod tests {
             typical: 0.7,
             context: 0,
             behind: 0,
-            rows: 1,
+            missing,
             drafts: true,
             to_come: 100,
             weight: 1.0,
@@ -395,6 +421,14 @@ mod tests {
         let mut lengths = Vec::new();
         budget.plan(&batch, goodput, 0.0, &costs, &mut lengths);
         lengths
+    }
+
+    #[test]
+    fn what_is_computed_once_is_not_held_against_one_round() {
+        let masks = DraftSource::one_pass_head(64);
+        let of = |missing| lengths_of(masks, 60, 2, missing);
+        assert!(of(K_LIMIT)[0] < of(1)[0], "{:?} {:?}", of(K_LIMIT), of(1));
+        assert_eq!(of(200), of(1));
     }
 
     #[test]

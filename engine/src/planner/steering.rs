@@ -143,6 +143,8 @@ pub(crate) struct Speculated {
     pub(crate) pass_s: f64,
     /// Seconds that it took longer since the draft lane worked beside it.
     pub(crate) longer_s: f64,
+    /// Seconds of a round beyond its passes: without drafts, and with some.
+    pub(crate) between_s: [f64; 2],
 }
 
 /// Decides what the load asks of each round.
@@ -309,11 +311,14 @@ impl Steering {
         let without_s = seconds(round.rows - round.proposals.min(round.rows));
         let rows_s = self.displaced.price(seconds(round.rows) - without_s, round.proposals);
         let attention_s = costs.verify.attention_seconds(Reach { kv: 0, rows: round.proposed_context });
-        let took_s = drafted_s + round.longer_s + rows_s + attention_s;
+        let [plain_between_s, drafted_between_s] = round.between_s;
+        let between_s = if drafted_s > 0.0 { drafted_between_s - plain_between_s } else { 0.0 };
+        let took_s = drafted_s + round.longer_s + rows_s + attention_s + between_s;
         // Without it each token more had taken a share of a pass of its own.
         let plain_s = costs.verify.seconds(round.sequences, round.reach);
         let more = round.committed.saturating_sub(round.sequences) as f64;
-        let each_s = self.displaced.price(plain_s, round.sequences) / round.sequences.max(1) as f64;
+        let each_s = (self.displaced.price(plain_s, round.sequences) + plain_between_s)
+            / round.sequences.max(1) as f64;
         self.account.settle(drafted_s + round.pass_s, plain_s, took_s - more * each_s);
     }
 
