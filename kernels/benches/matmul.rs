@@ -8,14 +8,14 @@
 //! cargo test -p faser-kernels --bench matmul                                       # once through everything, on small matrices
 //! ```
 //!
-//! A case is `matmul/ISA/DTYPE/workers-N/rows-N`. The default set has bf16 and int8 on the instruction set that lanes get here
+//! A case is `matmul/ISA/DTYPE/workers-N/rows-N`. The default set has bf16, int8 and int4 on the instruction set that lanes get here
 //! and on AMX if there is any, for one worker and for as many as there are cores. `MATMUL_CASES=all` adds f32 and the machine's other
 //! instruction sets. It takes 3 GiB of memory.
 //!
 //! An iteration is a layer, its four matrices one after the other. Copies of the layer, 1 GiB of them or more, are used in turn, as
 //! a pass goes through its layers: weights come from memory, never from a cache. Right after each of criterion's samples
 //! the peak and the bandwidth are measured for some milliseconds: where the machine drifts they drift along. The tables at the end are
-//! medians over the samples of a case. In int8 an operation is one of whole numbers. Other work on the same cores spoils all of it.
+//! medians over the samples of a case. In int8 and int4 an operation is one of whole numbers. Other work on the same cores spoils all of it.
 
 mod layers;
 mod machine;

@@ -13,36 +13,53 @@ pub enum Dtype {
     /// Whole numbers from -127 to 127 with a scale for each output and 32 inputs: weight matrices alone can be held so, see
     /// [`Matrix`](crate::Matrix). Activations are quantised in the same way on their way into a product.
     Int8,
+    /// Whole numbers of 4 bits with a scale for each output and 32 inputs, in some matrices of GGUF files a minimum too: weight matrices
+    /// alone can be held so, see [`Matrix`](crate::Matrix). Activations are quantised as for int8.
+    Int4,
 }
 
 impl Dtype {
-    /// Bytes of one number; of int8 without its share of a scale.
+    /// As the config and the command line have it.
     #[must_use]
-    pub fn bytes(self) -> usize {
+    pub fn name(self) -> &'static str {
         match self {
-            Dtype::F32 => 4,
-            Dtype::Bf16 => 2,
-            Dtype::Int8 => 1,
+            Dtype::F32 => "f32",
+            Dtype::Bf16 => "bf16",
+            Dtype::Int8 => "int8",
+            Dtype::Int4 => "int4",
         }
     }
 
-    /// In what the embedding and KV memory of a model are held whose matrices are held in this: bf16 beside int8, else the same.
+    /// Bits of one number; of whole numbers without its share of a scale.
+    #[must_use]
+    pub fn bits(self) -> usize {
+        match self {
+            Dtype::F32 => 32,
+            Dtype::Bf16 => 16,
+            Dtype::Int8 => 8,
+            Dtype::Int4 => 4,
+        }
+    }
+
+    /// Bytes of one number, whole ones.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        self.bits().div_ceil(8)
+    }
+
+    /// In what the embedding and KV memory of a model are held whose matrices are held in this: bf16 beside whole numbers, else the same.
     #[must_use]
     pub fn beside(self) -> Dtype {
         match self {
             Dtype::F32 => Dtype::F32,
-            Dtype::Bf16 | Dtype::Int8 => Dtype::Bf16,
+            Dtype::Bf16 | Dtype::Int8 | Dtype::Int4 => Dtype::Bf16,
         }
     }
 }
 
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Dtype::F32 => "f32",
-            Dtype::Bf16 => "bf16",
-            Dtype::Int8 => "int8",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -54,6 +71,7 @@ impl FromStr for Dtype {
             "f32" => Ok(Dtype::F32),
             "bf16" => Ok(Dtype::Bf16),
             "int8" => Ok(Dtype::Int8),
+            "int4" => Ok(Dtype::Int4),
             _ => Err(KernelError::UnknownDtype { name: name.to_owned() }),
         }
     }

@@ -32,24 +32,30 @@ pub enum KernelError {
         available: String,
     },
     /// No such weight type.
-    #[error("unknown dtype `{name}`: choose bf16, f32 or int8")]
+    #[error("unknown dtype `{name}`: choose bf16, f32, int8 or int4")]
     UnknownDtype {
         /// The name given.
         name: String,
     },
-    /// int8 where it cannot be.
-    #[error("{what} cannot be held in int8, weight matrices alone can: choose bf16 or f32 for it")]
-    Int8 {
+    /// Whole numbers where they cannot be.
+    #[error("{what} cannot be held in {dtype}, weight matrices alone can: choose bf16 or f32 for it")]
+    MatricesAlone {
         /// What was to be held.
         what: &'static str,
+        /// In what.
+        dtype: &'static str,
     },
-    /// A weight that int8 cannot stand for.
+    /// A weight that whole numbers cannot stand for.
     #[error(
-        "a weight is {value}, which int8 cannot hold (at most 8 million, and finite): choose bf16 or f32"
+        "a weight is {value}, which {dtype} cannot hold (at most {most}, and finite): choose bf16 or f32"
     )]
     Weight {
         /// The weight.
         value: f32,
+        /// In what it was to be held.
+        dtype: &'static str,
+        /// The largest that can be.
+        most: &'static str,
     },
     /// A partition with no core.
     #[error("a lane needs at least one core")]

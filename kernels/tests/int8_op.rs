@@ -2,47 +2,13 @@
 
 #[path = "../gpu-check/src/ops/reference.rs"]
 mod reference;
+mod whole_numbers;
 
 use faser_kernels::ops::{Write, matmul};
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
 use proptest::prelude::*;
 use reference::{Random, bits, lane, on_each_isa, product};
-
-const BLOCK: usize = 32;
-
-/// Rows of whole numbers from -127 to 127, each block with a scale of few digits and with 127 or -127 in it: quantising them
-/// changes nothing.
-struct Whole {
-    cols: usize,
-    numbers: Vec<i64>,
-    scales: Vec<f32>,
-}
-
-impl Whole {
-    fn new(random: &mut Random, rows: usize, cols: usize) -> Whole {
-        let mut numbers: Vec<i64> = (0..rows * cols).map(|_| random.below(255) as i64 - 127).collect();
-        for block in numbers.chunks_mut(cols).flat_map(|row| row.chunks_mut(BLOCK)) {
-            let at = random.below(block.len());
-            block[at] = if random.below(2) == 0 { 127 } else { -127 };
-        }
-        let scale = |random: &mut Random| {
-            (1024 + random.below(1024)) as f32 * 2f32.powi(random.below(20) as i32 - 25)
-        };
-        let scales = (0..rows * cols.div_ceil(BLOCK)).map(|_| scale(random)).collect();
-        Whole { cols, numbers, scales }
-    }
-
-    fn blocks(&self, row: usize) -> impl Iterator<Item = (&[i64], f32)> {
-        let scales = &self.scales[row * self.cols.div_ceil(BLOCK)..];
-        self.numbers[row * self.cols..][..self.cols].chunks(BLOCK).zip(scales.iter().copied())
-    }
-
-    fn values(&self) -> Vec<f32> {
-        let rows = 0..self.numbers.len() / self.cols;
-        let blocks = rows.flat_map(|row| self.blocks(row));
-        blocks.flat_map(|(block, scale)| block.iter().map(move |q| *q as f32 * scale)).collect()
-    }
-}
+use whole_numbers::{BLOCK, Whole};
 
 /// What the kernels promise for a row and an output, in scalar arithmetic with dot products in i64.
 fn promised(x: &Whole, row: usize, w: &Whole, output: usize) -> f32 {

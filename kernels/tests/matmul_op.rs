@@ -104,7 +104,7 @@ fn what_was_computed_before_leaves_no_trace() {
     let mut random = Random::new(6);
     let (x, w) = (random.tensor(3, 33), random.numbers(40 * 33));
     let (nan, old) = (Tensor::from_rows(64, &[f32::NAN; 14 * 64]), random.numbers(40 * 64));
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8] {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Int4] {
         let matrix = Matrix::pack(33, &[Source::F32(&w)], dtype).unwrap();
         let before = Matrix::pack(64, &[Source::F32(&old)], dtype).unwrap();
         on_each_isa(|isa| {
@@ -131,7 +131,7 @@ proptest! {
     #[test]
     fn a_row_has_the_same_bits_alone_and_in_any_batch(
         rows in 1usize..=64, inputs in 1usize..150, outputs in 1usize..300, workers in 1usize..=4, seed in any::<u64>(),
-        dtype in prop::sample::select(vec![Dtype::F32, Dtype::Bf16, Dtype::Int8]), add in any::<bool>(),
+        dtype in prop::sample::select(vec![Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Int4]), add in any::<bool>(),
     ) {
         let mut random = Random::new(seed);
         let x = random.tensor(rows, inputs);
@@ -159,7 +159,7 @@ fn every_number_of_rows_gives_the_same_bits_with_enough_work_to_share() {
     let mut random = Random::new(77);
     let x = random.tensor(130, inputs);
     let w = random.numbers(outputs * inputs);
-    for dtype in [Dtype::Bf16, Dtype::F32, Dtype::Int8] {
+    for dtype in [Dtype::Bf16, Dtype::F32, Dtype::Int8, Dtype::Int4] {
         let matrix = Matrix::pack(inputs, &[Source::F32(&w)], dtype).unwrap();
         on_each_isa(|isa| {
             let mut expected = Tensor::zeros(130, outputs);
@@ -192,7 +192,7 @@ fn a_norm_before_it_and_an_activation_behind_it_are_those_of_their_ops() {
         let (x, w) = (random.tensor(70, inputs), random.numbers(outputs * inputs));
         let (weight, bias) = (random.numbers(inputs), random.numbers(outputs));
         let [weight, bias] = [&weight, &bias].map(|numbers| Vector::new(Source::F32(numbers)));
-        for dtype in [Dtype::Bf16, Dtype::F32, Dtype::Int8] {
+        for dtype in [Dtype::Bf16, Dtype::F32, Dtype::Int8, Dtype::Int4] {
             let matrix = Matrix::pack(inputs, &[Source::F32(&w)], dtype).unwrap();
             on_each_isa(|isa| {
                 for (rows, workers) in [(1, 1), (5, 2), (17, 2), (70, 3)] {

@@ -1,4 +1,4 @@
-//! What holding a model's matrices in bf16 or int8 does to its logits, against f32, for the demo pair and synthetic models:
+//! What holding a model's matrices in bf16, int8 or int4 does to its logits, against f32, for the demo pair and synthetic models:
 //! `cargo run --release -p faser-models --example int8_error -- [PROMPTS [PRESET ..]]`
 
 #[path = "../tests/forward/accuracy.rs"]
@@ -45,7 +45,7 @@ fn report(
     load: impl Fn(Dtype) -> Result<Model, ModelError>,
     prompts: &[Vec<u32>],
 ) -> Result<(), ModelError> {
-    for dtype in [Dtype::Bf16, Dtype::Int8] {
+    for dtype in [Dtype::Bf16, Dtype::Int8, Dtype::Int4] {
         let model = load(dtype)?;
         let errors = accuracy::compare(exact, &model, Isa::detect(), prompts, LENGTH);
         println!(

@@ -137,7 +137,7 @@ impl Model {
         self.dtype
     }
 
-    /// In what keys and values are to be held: as the matrices, but bf16 beside int8.
+    /// In what keys and values are to be held: as the matrices, but bf16 beside int8 and int4.
     pub fn kv_dtype(&self) -> Dtype {
         self.dtype.beside()
     }

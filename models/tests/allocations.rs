@@ -14,7 +14,7 @@ const ROWS: usize = 24;
 
 #[test]
 fn a_second_pass_allocates_nothing() {
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8] {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Int4] {
         let (model, _) = pair(&SyntheticSpec::preset("tiny").unwrap(), dtype, &mut |_| {}).unwrap();
         // One worker: with helpers, which of them meets its first large op in the second pass is chance.
         let lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();

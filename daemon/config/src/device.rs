@@ -178,6 +178,7 @@ mod tests {
         assert_eq!(chosen("device: {kind: cpu}", true), Ok(Chosen::Cpu { why: None }));
         for (text, problem) in [
             ("model: {dtype: int8}", "int8"),
+            ("model: {dtype: int4}", "int4"),
             ("model: {draft_dtype: int8}", "`model.draft_dtype`"),
             ("kv: {block_size: 32}", "block_size"),
             ("device: {draft_tensor_parallel: 2}", "device.draft_tensor_parallel"),

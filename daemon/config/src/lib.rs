@@ -109,8 +109,9 @@ impl Config {
     /// Whether a pair can be held on GPUs as the config says, whichever they are.
     pub fn fits_gpus(&self) -> Result<(), CudaError> {
         let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
-        if self.model.dtype == Dtype::Int8 {
-            return unfit("`model.dtype: int8` runs on the CPU alone: choose bf16");
+        let dtype = self.model.dtype;
+        if matches!(dtype, Dtype::Int8 | Dtype::Int4) {
+            return unfit(&format!("`model.dtype: {dtype}` runs on the CPU alone: choose bf16"));
         }
         if self.model.draft_dtype.is_some_and(|draft| draft != self.model.dtype) {
             let problem = "on GPUs a draft is held as its target: leave `model.draft_dtype` out, or set `device.kind: cpu`";
@@ -157,7 +158,7 @@ pub struct ModelSection {
     pub aliases: Vec<String>,
     /// Where the weights come from.
     pub source: ModelSource,
-    /// In which type weight matrices are held, and KV too unless it is int8.
+    /// In which type weight matrices are held, and KV too unless it is int8 or int4.
     pub dtype: Dtype,
     /// The same of a draft; `None` leaves it to what is measured to gain.
     pub draft_dtype: Option<Dtype>,
@@ -216,6 +217,8 @@ pub struct NamedShape {
     pub name: String,
     /// The shape.
     pub config: faser_models::ModelConfig,
+    /// The GGUF file that it is of.
+    pub file: Option<PathBuf>,
 }
 
 impl ModelSource {

@@ -98,7 +98,7 @@ fn model(
         None => named,
     };
     let dtype = fields
-        .word("dtype", &["bf16", "f32", "int8"])?
+        .word("dtype", &["bf16", "f32", "int8", "int4"])?
         .and_then(|word| word.parse().ok())
         .unwrap_or(Dtype::Bf16);
     let draft_dtype = draft_key::dtype(&mut fields, "draft_dtype")?;
@@ -405,7 +405,7 @@ fn shape(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<NamedShap
     let config =
         config.map_err(|error| FieldError::new(path, Fault::Value, format!("cannot be used: {error}")))?;
     let called = keys.get("_name_or_path").and_then(|called| called.as_str()).unwrap_or(name);
-    Ok(Some(NamedShape { name: called.to_owned(), config }))
+    Ok(Some(NamedShape { name: called.to_owned(), config, file: None }))
 }
 
 /// More would be no drill.

@@ -137,14 +137,16 @@ fn replicas_and_the_faults_of_drills() {
 }
 
 #[test]
-fn int8_is_chosen_by_name_alone() {
+fn whole_numbers_are_chosen_by_name_alone() {
     let dtype = |text| read(text).unwrap().model.dtype;
     assert_eq!(dtype("model: {dtype: int8}\n"), Dtype::Int8);
     assert_eq!([dtype(""), dtype("model: {dtype: null}\n")], [Dtype::Bf16; 2]);
-    assert!(refusal("model: {dtype: int4}\n").contains("`int8`"));
+    assert_eq!(dtype("model: {dtype: int4}\n"), Dtype::Int4);
+    assert!(refusal("model: {dtype: int2}\n").contains("`int8`, `int4`"));
     let draft = |text| read(text).unwrap().model.draft_dtype;
     assert_eq!([draft(""), draft("model: {draft_dtype: auto}\n")], [None; 2]);
     assert_eq!(draft("model: {dtype: f32, draft_dtype: int8}\n"), Some(Dtype::Int8));
+    assert_eq!(draft("model: {draft_dtype: int4}\n"), Some(Dtype::Int4));
     assert!(refusal("model: {draft_dtype: fp8}\n").contains("`model.draft_dtype` must be one of `auto`"));
     let idle = refusal("model: {draft: none, draft_dtype: int8}\n");
     assert!(idle.contains("`model.draft_dtype` is for a draft model, and there is none"), "{idle}");

@@ -237,8 +237,9 @@ fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<Str
 fn smaller(dtype: Dtype, on_gpu: bool) -> &'static [Dtype] {
     match (dtype, on_gpu) {
         (Dtype::F32, true) => &[Dtype::Bf16],
-        (Dtype::F32, false) => &[Dtype::Bf16, Dtype::Int8],
-        (Dtype::Bf16, false) => &[Dtype::Int8],
+        (Dtype::F32, false) => &[Dtype::Bf16, Dtype::Int8, Dtype::Int4],
+        (Dtype::Bf16, false) => &[Dtype::Int8, Dtype::Int4],
+        (Dtype::Int8, false) => &[Dtype::Int4],
         _ => &[],
     }
 }
@@ -267,7 +268,7 @@ impl Models {
             }
             ModelSource::Synthetic { spec, draft } => {
                 let (target, draft_shape) = spec.configs()?;
-                let of = |name: &str, config| NamedShape { name: name.to_owned(), config };
+                let of = |name: &str, config| NamedShape { name: name.to_owned(), config, file: None };
                 (of("synthetic target", target), draft.then(|| of("synthetic draft", draft_shape)))
             }
             ModelSource::Shape { target, draft } => ((**target).clone(), draft.as_deref().cloned()),
@@ -287,7 +288,7 @@ fn named(dir: &Path, notes: &mut Vec<String>) -> Result<NamedShape, LoadError> {
     if !config.check_headers(dir)? {
         notes.push(format!("{} has no weights: planned by its config.json alone", dir.display()));
     }
-    Ok(NamedShape { name: model_name(dir), config })
+    Ok(NamedShape { name: model_name(dir), config, file: dir.is_file().then(|| dir.to_owned()) })
 }
 
 /// One model, ready to be asked what shards of it take.
@@ -348,7 +349,7 @@ impl<'a> Planned<'a> {
         if let Some(known) = self.known.borrow().get(&key) {
             return *known;
         }
-        let dtype = [Dtype::F32, Dtype::Int8].into_iter().find(|held| held.to_string() == dtype);
+        let dtype = [Dtype::F32, Dtype::Int8, Dtype::Int4].into_iter().find(|held| held.to_string() == dtype);
         let bytes =
             self.computed(Shard { rank: share.rank, ranks: share.ranks }, dtype.unwrap_or(Dtype::Bf16));
         self.known.borrow_mut().insert(key, bytes);
@@ -362,7 +363,11 @@ impl<'a> Planned<'a> {
         let weight_bytes = if self.on_gpu {
             CudaModel::weight_bytes(whole, shard, dtype).unwrap_or(u64::MAX >> 16)
         } else {
-            whole.weight_bytes(shard, dtype).unwrap_or(u64::MAX >> 16)
+            let bytes = match &self.shape.file {
+                Some(file) if dtype == Dtype::Int4 => whole.stored_weight_bytes(file, shard, dtype),
+                _ => whole.weight_bytes(shard, dtype),
+            };
+            bytes.unwrap_or(u64::MAX >> 16)
         };
         let limits = PassLimits::of(self.bounds);
         let (page, attached) = match self.head.filter(|_| shard.rank == 0) {

@@ -73,11 +73,13 @@ mod loops {
             ("amx", Dtype::Bf16) => &[&amx_peak::BF16],
             ("amx", Dtype::Int8) => &[&amx_peak::INT8],
             ("avx512-bf16", Dtype::Bf16) => &[&vector::BF16_ZMM],
-            ("avx512-bf16" | "avx512", Dtype::Int8) => &[&vector::VNNI_ZMM, &vector::MADD_ZMM],
+            ("avx512-bf16" | "avx512", Dtype::Int8) | ("amx" | "avx512-bf16" | "avx512", Dtype::Int4) => {
+                &[&vector::VNNI_ZMM, &vector::MADD_ZMM]
+            }
             // bf16 weights are widened and multiplied as f32.
             ("amx" | "avx512-bf16" | "avx512", Dtype::F32 | Dtype::Bf16) => &[&vector::FMA_ZMM],
             ("avx2", Dtype::F32 | Dtype::Bf16) => &[&vector::FMA_YMM],
-            ("avx2", Dtype::Int8) => &[&vector::VNNI_YMM, &vector::MADD_YMM],
+            ("avx2", Dtype::Int8 | Dtype::Int4) => &[&vector::VNNI_YMM, &vector::MADD_YMM],
             ("portable", Dtype::F32 | Dtype::Bf16) => &[&vector::MUL_ADD_XMM],
             _ => &[],
         }

@@ -47,7 +47,7 @@ impl Plan {
                 skipped.push(format!("{isa}: not in the default set, MATMUL_CASES=all has it"));
             }
         }
-        let mut dtypes = vec![Dtype::Bf16, Dtype::Int8];
+        let mut dtypes = vec![Dtype::Bf16, Dtype::Int8, Dtype::Int4];
         dtypes.extend((all || test).then_some(Dtype::F32));
         let mut workers = vec![1, device.cores.len()];
         workers.dedup();

@@ -103,8 +103,11 @@ fn peak_of(name: &str) -> String {
     let mut kernels = Vec::new();
     for isa in Isa::available() {
         let of = |dtype: &Dtype| Peak::of(&isa.to_string(), *dtype).is_some_and(|peak| peak.name() == name);
-        let dtypes: Vec<String> =
-            [Dtype::F32, Dtype::Bf16, Dtype::Int8].iter().filter(|d| of(d)).map(Dtype::to_string).collect();
+        let dtypes: Vec<String> = [Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Int4]
+            .iter()
+            .filter(|d| of(d))
+            .map(Dtype::to_string)
+            .collect();
         if !dtypes.is_empty() {
             kernels.push(format!("{isa} {}", dtypes.join(" and ")));
         }

@@ -104,7 +104,7 @@ impl KvCache {
     /// Zeroed memory of that shape.
     ///
     /// # Errors
-    /// If a size is impossible, `dtype` is int8, or there is no memory.
+    /// If a size is impossible, `dtype` is int8 or int4, or there is no memory.
     pub fn new(shape: KvShape, dtype: Dtype) -> Result<KvCache, KernelError> {
         shape.check()?;
         let heads = shape.layers.saturating_mul(shape.blocks).saturating_mul(shape.kv_heads);
@@ -114,7 +114,9 @@ impl KvCache {
         let pages = match dtype {
             Dtype::F32 => Pages::F32 { k: Buffer::zeroed(k, what)?, v: Buffer::zeroed(v, what)? },
             Dtype::Bf16 => Pages::Bf16 { k: Buffer::zeroed(k, what)?, v: Buffer::zeroed(v, what)? },
-            Dtype::Int8 => return Err(KernelError::Int8 { what }),
+            Dtype::Int8 | Dtype::Int4 => {
+                return Err(KernelError::MatricesAlone { what, dtype: dtype.name() });
+            }
         };
         Ok(KvCache { shape, pages })
     }

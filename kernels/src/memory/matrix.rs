@@ -12,16 +12,18 @@
 //! A weight `q` from -127 to 127 is stored as the byte `q + 128`: `vpdpbusd` takes one unsigned factor. What the
 //! offset adds, 128 times the sum of the activations, is known with them and taken off there.
 //!
+//! How int4 lies, `four_bits.rs` says.
+//!
 //! A scale is a float of 16 bits without a sign: 6 bits of exponent, 10 of fraction. That is every positive f16, so q8_0 blocks fit as
 //! they are, and 23 more powers of two below, for f16 runs out of digits under weights of 0.008. bf16 would have range
 //! but not f16's digits; f32 would be 6 % more to read.
 
+use super::four_bits::{self, Form};
+use super::panel_sizes::{BLOCK, BLOCKS, PANEL};
 use super::{Buffer, Source, number_source::FromSource};
 use crate::{Dtype, KernelError};
 use half::bf16;
 
-/// Outputs of a panel.
-pub(crate) const PANEL: usize = 32;
 /// bf16 inputs come in multiples of this: what AMX takes at a time.
 pub(crate) const DEPTH: usize = 32;
 
@@ -37,14 +39,18 @@ pub(crate) enum Panels {
     F32(Buffer<f32>),
     Bf16(Buffer<bf16>),
     Int8(Buffer<u32>),
+    Int4 { packed: Buffer<u32>, minima: bool },
 }
 
 impl Matrix {
     /// Packs the rows of `sources`, one after the other: several make a fused matrix (q|k|v, gate|up).
     /// Each is row-major `[its out_features, in_features]`.
     ///
+    /// What a GGUF file has quantised keeps its bits where they fit: Q8_0 in int8, and in int4 Q4_0, Q4_1 and, with scales rounded to f16,
+    /// Q4_K. Blocks of other kinds are not made fewer bits of: where int4 was asked for, and a source is of them, all of the matrix is int8.
+    ///
     /// # Errors
-    /// If a source is not whole rows, `dtype` is int8 and a weight is not finite or enormous, or there is no memory.
+    /// If a source is not whole rows, `dtype` is int8 or int4 and a weight is not finite or enormous, or there is no memory.
     pub fn pack(in_features: usize, sources: &[Source<'_>], dtype: Dtype) -> Result<Matrix, KernelError> {
         let mut out_features = 0;
         for source in sources {
@@ -61,19 +67,42 @@ impl Matrix {
             Dtype::F32 => Panels::F32(pack_panels::<f32, 1, 1>(out_features, in_features, rows)?),
             Dtype::Bf16 => Panels::Bf16(pack_panels::<bf16, 2, DEPTH>(out_features, in_features, rows)?),
             Dtype::Int8 => Panels::Int8(pack_int8(out_features, in_features, rows)?),
+            Dtype::Int4 => match Form::of(sources) {
+                Form::Int8 => Panels::Int8(pack_int8(out_features, in_features, rows)?),
+                Form::FourBits { minima } => {
+                    let packed = four_bits::pack(out_features, in_features, minima, rows)?;
+                    Panels::Int4 { packed, minima }
+                }
+            },
         };
         Ok(Matrix { out_features, in_features, panels })
     }
 
-    /// Memory a packed matrix takes, in bytes.
+    /// Memory a packed matrix takes, in bytes; one of int4 without minima.
     #[must_use]
     pub fn packed_bytes(out_features: usize, in_features: usize, dtype: Dtype) -> u64 {
         let words = match dtype {
             Dtype::F32 => in_features,
             Dtype::Bf16 => in_features.next_multiple_of(DEPTH) / 2,
             Dtype::Int8 => int8_words(in_features),
+            Dtype::Int4 => four_bits::words(in_features, false),
         };
-        (out_features.next_multiple_of(PANEL) * words * size_of::<u32>()) as u64
+        bytes_of_words(out_features, words)
+    }
+
+    /// Memory that [`Matrix::pack`] would take for these sources, in bytes.
+    #[must_use]
+    pub fn bytes_of(in_features: usize, sources: &[Source<'_>], dtype: Dtype) -> u64 {
+        let out_features = sources.iter().map(Source::len).sum::<usize>() / in_features.max(1);
+        match dtype {
+            Dtype::Int4 => match Form::of(sources) {
+                Form::Int8 => Matrix::packed_bytes(out_features, in_features, Dtype::Int8),
+                Form::FourBits { minima } => {
+                    bytes_of_words(out_features, four_bits::words(in_features, minima))
+                }
+            },
+            _ => Matrix::packed_bytes(out_features, in_features, dtype),
+        }
     }
 
     /// Number of outputs.
@@ -95,13 +124,19 @@ impl Matrix {
             Panels::F32(_) => Dtype::F32,
             Panels::Bf16(_) => Dtype::Bf16,
             Panels::Int8(_) => Dtype::Int8,
+            Panels::Int4 { .. } => Dtype::Int4,
         }
     }
 
     /// Memory, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        Matrix::packed_bytes(self.out_features, self.in_features, self.dtype())
+        match self.panels {
+            Panels::Int4 { minima, .. } => {
+                bytes_of_words(self.out_features, four_bits::words(self.in_features, minima))
+            }
+            _ => Matrix::packed_bytes(self.out_features, self.in_features, self.dtype()),
+        }
     }
 
     /// Elements of a panel.
@@ -109,7 +144,7 @@ impl Matrix {
         let len = match &self.panels {
             Panels::F32(packed) => packed.len(),
             Panels::Bf16(packed) => packed.len(),
-            Panels::Int8(packed) => packed.len(),
+            Panels::Int8(packed) | Panels::Int4 { packed, .. } => packed.len(),
         };
         len / self.out_features.div_ceil(PANEL).max(1)
     }
@@ -117,6 +152,11 @@ impl Matrix {
     pub(crate) fn panels(&self) -> &Panels {
         &self.panels
     }
+}
+
+/// Of a matrix with so many words for each output.
+fn bytes_of_words(out_features: usize, words: usize) -> u64 {
+    (out_features.next_multiple_of(PANEL) * words * size_of::<u32>()) as u64
 }
 
 /// Inputs of a row that are read at a time: what they become stays in the first cache.
@@ -146,10 +186,6 @@ fn pack_panels<'a, T: FromSource, const PAIR: usize, const WHOLE: usize>(
     Ok(packed)
 }
 
-/// Inputs that share a scale.
-pub(crate) const BLOCK: usize = 32;
-/// Blocks of a step.
-pub(crate) const BLOCKS: usize = 2;
 /// Rows of words in a step of int8.
 const INT8_ROWS: usize = BLOCKS * BLOCK / 4 + 1;
 /// What a scale's bits, moved up by 13 and read as an f32, are to be multiplied by.
@@ -178,8 +214,14 @@ fn pack_int8<'a>(
                     let first = (step * BLOCKS + block) * BLOCK;
                     let mut weights = [0.0; BLOCK];
                     let inputs = BLOCK.min(in_features.saturating_sub(first));
-                    source.read(row + first.min(in_features), &mut weights[..inputs]);
-                    let (scale, bytes) = quantised(&weights)?;
+                    let from = row + first.min(in_features);
+                    let (scale, bytes) = match own(source, from, inputs) {
+                        Some(own) => own,
+                        None => {
+                            source.read(from, &mut weights[..inputs]);
+                            quantised(&weights)?
+                        }
+                    };
                     for (i, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
                         packed[(block * BLOCK / 4 + i) * PANEL + output] = u32::from_le_bytes(*four);
                     }
@@ -191,11 +233,22 @@ fn pack_int8<'a>(
     Ok(packed)
 }
 
+/// Scale and bytes of a block that its file has so.
+fn own(source: &Source<'_>, from: usize, inputs: usize) -> Option<(u16, [u8; BLOCK])> {
+    let (scale, numbers) = source.group(from).filter(|_| inputs == BLOCK)?.eight_bits()?;
+    let scale = encode(scale).filter(|encoded| decode(*encoded) == scale)?;
+    Some((scale, numbers.map(|number| number.cast_unsigned() ^ 128)))
+}
+
 /// Scale and bytes of a block: the largest weight becomes 127 or -127, as nearly as the scale's digits allow.
 fn quantised(weights: &[f32; BLOCK]) -> Result<(u16, [u8; BLOCK]), KernelError> {
     // NaN is largest as a pattern of bits.
     let largest = f32::from_bits(weights.iter().map(|w| w.abs().to_bits()).fold(0, u32::max));
-    let scale = encode(largest / 127.0).ok_or(KernelError::Weight { value: largest })?;
+    let scale = encode(largest / 127.0).ok_or(KernelError::Weight {
+        value: largest,
+        dtype: Dtype::Int8.name(),
+        most: "8 million",
+    })?;
     let step = decode(scale);
     let inverse = if step > 0.0 { 1.0 / step } else { 0.0 };
     let byte = |w: &f32| ((w * inverse).clamp(-127.0, 127.0) + (ROUND + 128.0)).to_bits() as u8;

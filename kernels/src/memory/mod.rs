@@ -1,11 +1,13 @@
 //! What a lane works on: activations, packed weights, paged KV memory.
 
 mod buffer;
+mod four_bits;
 mod kv_cache;
 mod mapped;
 mod matrix;
 mod numa_memory;
 mod number_source;
+mod panel_sizes;
 mod quantised_blocks;
 mod rope_table;
 mod tensor;
@@ -18,10 +20,11 @@ pub use mapped::MappedFile;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use matrix::DEPTH;
 pub use matrix::Matrix;
-pub(crate) use matrix::{BLOCK, BLOCKS, PANEL, Panels, SCALE_UNIT};
+pub(crate) use matrix::{Panels, SCALE_UNIT};
 pub use numa_memory::on_nodes;
 pub(crate) use number_source::FromSource;
 pub use number_source::{Make, PairedRows, Slice, Source, Stored};
+pub(crate) use panel_sizes::{BLOCK, BLOCKS, PANEL};
 pub use quantised_blocks::Blocks;
 pub use rope_table::{RopeScaling, RopeSpec, RopeTable};
 pub(crate) use tensor::{SharedMut, SharedRows};

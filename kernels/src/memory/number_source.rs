@@ -1,7 +1,7 @@
 //! Numbers as they lie in a checkpoint, read piece by piece in the type that is wanted.
 
 use super::buffer::Element;
-use super::quantised_blocks::{Blocks, GROUP};
+use super::quantised_blocks::{Blocks, GROUP, Group};
 use half::{bf16, f16};
 use std::ops::Range;
 
@@ -151,6 +151,35 @@ impl Source<'_> {
             }
         };
         (self.len() * of_one) as u64
+    }
+
+    /// How they are quantised where they are, if they are.
+    #[must_use]
+    pub fn blocks(&self) -> Option<Blocks> {
+        match self {
+            Source::Blocks(blocks, _) => Some(*blocks),
+            Source::Part(whole, _) | Source::Reordered(whole, _) => whole.blocks(),
+            Source::F32(_) | Source::Bf16(_) | Source::F16(_) | Source::File(..) | Source::Made(..) => None,
+        }
+    }
+
+    /// The group that the 32 numbers from `from` on are, if they are one of quantised numbers.
+    pub(crate) fn group(&self, from: usize) -> Option<Group<'_>> {
+        let within = |cols: usize| from % cols + GROUP <= cols;
+        match self {
+            Source::Blocks(blocks, x) if from.is_multiple_of(GROUP) => {
+                let (place, group) = (from / blocks.numbers(), from % blocks.numbers() / GROUP);
+                let block = x.get(place * blocks.bytes()..(place + 1) * blocks.bytes())?;
+                Some(Group { blocks: *blocks, block, group })
+            }
+            Source::Reordered(whole, order) if within(order.cols) => {
+                whole.group(order.stored(from / order.cols) * order.cols + from % order.cols)
+            }
+            Source::Part(whole, Slice { first, cols, stride, .. }) if within(*cols) => {
+                whole.group(first + from / cols * stride + from % cols)
+            }
+            _ => None,
+        }
     }
 
     /// The first that is infinite or no number, with its place; none of those that are made is.

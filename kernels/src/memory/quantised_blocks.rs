@@ -63,6 +63,13 @@ impl Blocks {
         }
     }
 
+    /// Whether they are numbers of 4 bits with a scale, or a scale and a minimum, for each 32: what [`Matrix`](crate::Matrix) holds in int4
+    /// as it is.
+    #[must_use]
+    pub fn has_four_bits(self) -> bool {
+        matches!(self, Blocks::Q4_0 | Blocks::Q4_1 | Blocks::Q4K)
+    }
+
     /// Where in a block the f16 numbers stand that all others are multiplied by.
     fn scales(self) -> &'static [usize] {
         match self {
@@ -122,6 +129,60 @@ impl Blocks {
     }
 }
 
+/// A group of a block, as the file has it.
+#[derive(Clone, Copy)]
+pub(crate) struct Group<'a> {
+    pub(crate) blocks: Blocks,
+    pub(crate) block: &'a [u8],
+    /// Which of the block's.
+    pub(crate) group: usize,
+}
+
+/// Numbers of 4 bits: times the scale, and the minimum added; where there is none, 8 is taken off first.
+pub(crate) struct FourBits {
+    pub(crate) numbers: [u8; GROUP],
+    pub(crate) scale: f32,
+    pub(crate) minimum: Option<f32>,
+}
+
+impl Group<'_> {
+    /// The numbers of a format that has one scale of 4-bit numbers for the group.
+    pub(crate) fn four_bits(self) -> Option<FourBits> {
+        let Group { blocks, block, group } = self;
+        let mut numbers = [0; GROUP];
+        let mut of_halves = |bytes: &[u8]| {
+            let (low, high) = numbers.split_at_mut(GROUP / 2);
+            for ((low, high), byte) in low.iter_mut().zip(high).zip(bytes) {
+                (*low, *high) = (byte & 15, byte >> 4);
+            }
+        };
+        let (scale, minimum) = match blocks {
+            Blocks::Q4_0 => {
+                of_halves(&block[2..]);
+                (half(block, 0), None)
+            }
+            Blocks::Q4_1 => {
+                of_halves(&block[4..]);
+                (half(block, 0), Some(half(block, 2)))
+            }
+            Blocks::Q4K => {
+                let (scale, least) = small_scales(block, group);
+                let bytes = &block[16 + group / 2 * GROUP..];
+                numbers.iter_mut().zip(bytes).for_each(|(to, byte)| *to = nibble(*byte, group));
+                (scale, Some(-least))
+            }
+            _ => return None,
+        };
+        Some(FourBits { numbers, scale, minimum })
+    }
+
+    /// Scale and numbers of Q8_0.
+    pub(crate) fn eight_bits(self) -> Option<(f32, [i8; GROUP])> {
+        let bytes = self.block.get(2..).and_then(<[u8]>::first_chunk::<GROUP>)?;
+        (self.blocks == Blocks::Q8_0).then(|| (half(self.block, 0), bytes.map(u8::cast_signed)))
+    }
+}
+
 fn half(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
@@ -163,6 +224,12 @@ fn fifths(bytes: &[u8], high: u32, to: &mut [f32; GROUP], number: impl Fn(u8) ->
 
 /// By the scale and the minimum of 6 bits that a group of 32 has; 8 of both are in 12 bytes.
 fn with_small_scales(block: &[u8], group: usize) -> impl Fn(u8) -> f32 {
+    let (scale, least) = small_scales(block, group);
+    move |x| scale * f32::from(x) - least
+}
+
+/// Both of them.
+fn small_scales(block: &[u8], group: usize) -> (f32, f32) {
     let (scale, least, packed) = (half(block, 0), half(block, 2), &block[4..16]);
     let (small, small_least) = match group {
         0..4 => (packed[group] & 63, packed[group + 4] & 63),
@@ -171,8 +238,7 @@ fn with_small_scales(block: &[u8], group: usize) -> impl Fn(u8) -> f32 {
             (low & 15 | high[0] >> 6 << 4, low >> 4 | high[1] >> 6 << 4)
         }
     };
-    let (scale, least) = (scale * f32::from(small), least * f32::from(small_least));
-    move |x| scale * f32::from(x) - least
+    (scale * f32::from(small), least * f32::from(small_least))
 }
 
 /// Two bits each: four groups of 32 share 32 bytes.

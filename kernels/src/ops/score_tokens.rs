@@ -33,7 +33,7 @@ pub fn score_tokens(lane: &Lane, x: View<'_>, w: &Matrix, tokens: &[u32], out: &
     let isa = lane.supported();
     // A cache line of 64 bytes for each step of each token.
     let line_ns = 4;
-    let row_ns = each * w.in_features() * w.dtype().bytes() / 4 * line_ns;
+    let row_ns = each * w.in_features() * w.dtype().bits() / 32 * line_ns;
     lane.for_each(Op::ScoreTokens, rows, row_ns, |r, scratch| {
         // SAFETY: each row is one item, done once.
         let out = unsafe { out.part(r * each, each) };

@@ -1,29 +1,96 @@
-//! int8 weights times int8 activations, exact in whole numbers within a block; see `memory/matrix.rs` for how weights
-//! lie.
+//! Whole-numbered weights times int8 activations, exact within a block; see `memory/matrix.rs` for how int8 weights lie, and `int4.rs`
+//! for what is different in 4 bits.
 //!
-//! A row of activations is quantised block by block as weights are: scale largest / 127, rounded to nearest, ties to even. For each
+//! A row of activations is quantised block by block as int8 weights are: scale largest / 127, rounded to nearest, ties to even. For each
 //! block the dot product of whole numbers becomes an f32, exactly (it is below 2^19), and `fused(dot, weight scale * activation
 //! scale, sum)` goes on with the output's chain. Every operation here is the same on all sets, so the bits are.
 
 use super::panel::{Ask, Steps, load_words, part};
 use super::{Product, Simd};
 use crate::memory::{BLOCK, BLOCKS, SCALE_UNIT};
+use std::marker::PhantomData;
+
+/// Weights held so, times int8 activations.
+pub(crate) struct DotWhole<H>(PhantomData<H>);
+
+/// How a step holds its weights, and what becomes of its words.
+pub(crate) trait Held {
+    /// Rows of words of the weights. Behind them is one with the scales of both blocks, the first in the low half.
+    const ROWS: usize;
+    /// Whether one more row has, as the scales lie, what is added to each weight of a block.
+    const MINIMA: bool = false;
+
+    /// The row that has the weights of word `w` of a step's activations.
+    fn row(w: usize) -> usize;
+
+    /// What is asked for beside the words of a block: each row of words once.
+    fn ask<const P: usize>(ask: Ask<P>, block: usize) -> Ask<P>;
+
+    /// Factors for [`Simd::dot_bytes`], of words of a block.
+    fn factors<S: Simd>(s: S, words: S::I, block: usize) -> S::I;
+
+    /// The scales of one block, of pairs of them; the minima too.
+    fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F;
+
+    /// Whether dot products begin with what is [`Held::beside`] the activations.
+    fn has_offset<S: Simd>() -> bool;
+
+    /// What is kept beside a block of activations.
+    fn beside(activations: &Quantised) -> u32;
+}
+
+/// A byte each, 128 more than the weight.
+pub(crate) struct Int8;
 
 /// int8 weights times int8 activations.
-pub(crate) struct DotInt8;
+pub(crate) type DotInt8 = DotWhole<Int8>;
+
+impl Held for Int8 {
+    const ROWS: usize = BLOCKS * WORDS;
+
+    #[inline(always)]
+    fn row(w: usize) -> usize {
+        w
+    }
+
+    #[inline(always)]
+    fn ask<const P: usize>(ask: Ask<P>, _block: usize) -> Ask<P> {
+        ask
+    }
+
+    #[inline(always)]
+    fn factors<S: Simd>(s: S, words: S::I, _block: usize) -> S::I {
+        if S::SIGNED { s.xor_u32(words, s.splat_u32(0x8080_8080)) } else { words } // 128 less
+    }
+
+    #[inline(always)]
+    fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
+        one_of(s, pairs, block)
+    }
+
+    #[inline(always)]
+    fn has_offset<S: Simd>() -> bool {
+        !S::SIGNED
+    }
+
+    #[inline(always)]
+    fn beside(activations: &Quantised) -> u32 {
+        (-128 * activations.sum).cast_unsigned()
+    }
+}
 
 /// Words of a block: four weights or activations each.
 const WORDS: usize = BLOCK / 4;
-/// Where a step's activations have their scales, and after them what the weights' offset added, to be taken off.
+/// Where a step's activations have their scales, and after them what is [`Held::beside`] them.
 const SCALES: usize = BLOCKS * WORDS;
-const OFFSETS: usize = SCALES + BLOCKS;
+const BESIDE: usize = SCALES + BLOCKS;
 
-impl<S: Simd> Product<S> for DotInt8 {
+impl<S: Simd, H: Held> Product<S> for DotWhole<H> {
     type Weight = u32;
     const INPUTS: usize = BLOCKS * BLOCK;
-    const WEIGHTS: usize = SCALES + 1;
-    const WORDS: usize = OFFSETS + BLOCKS;
-    const CHUNK: usize = OFFSETS + BLOCKS;
+    const WEIGHTS: usize = H::ROWS + 1 + H::MINIMA as usize;
+    const WORDS: usize = BESIDE + BLOCKS;
+    const CHUNK: usize = BESIDE + BLOCKS;
     const MOST_ROWS: usize = 12;
     const MOST_ROWS_OF_TWO: usize = 5;
 
@@ -38,14 +105,25 @@ impl<S: Simd> Product<S> for DotInt8 {
         for block in 0..BLOCKS {
             // SAFETY: the caller's promise.
             unsafe {
-                let at = Block { block, activations, weights, ask };
-                let dots = at.dots::<S, R, V>(s);
-                let scales = at.scales::<S, V>(s);
+                let at = Block { block, activations, weights, ask: H::ask(ask, block) };
+                let dots = at.dots::<S, H, R, V>(s);
+                let scales = at.one_of::<S, H, V>(s, H::ROWS);
                 for (r, (sums, dots)) in sums.iter_mut().zip(&dots).enumerate() {
                     let x = s.splat(at.word(SCALES + block, r));
                     for ((sums, dots), scales) in sums.iter_mut().zip(dots).zip(&scales) {
                         for ((sum, dot), scale) in sums.iter_mut().zip(dots).zip(scales) {
                             *sum = s.fused(s.to_f32(*dot), s.mul(*scale, x), *sum);
+                        }
+                    }
+                }
+                if H::MINIMA {
+                    let minima = at.one_of::<S, H, V>(s, H::ROWS + 1);
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let x = s.splat(at.word(BESIDE + block, r));
+                        for (sums, minima) in sums.iter_mut().zip(&minima) {
+                            for (sum, minimum) in sums.iter_mut().zip(minima) {
+                                *sum = s.fused(*minimum, x, *sum);
+                            }
                         }
                     }
                 }
@@ -64,9 +142,9 @@ impl<S: Simd> Product<S> for DotInt8 {
             while steps.count > 0 {
                 let Steps { activations, weights, ask, .. } = steps;
                 for block in 0..BLOCKS {
-                    let at = Block { block, activations, weights, ask };
+                    let at = Block { block, activations, weights, ask: H::ask(ask, block) };
                     // SAFETY: the caller's promise.
-                    unsafe { at.add::<S, R, V>(s, sums) };
+                    unsafe { at.add::<S, H, R, V>(s, sums) };
                 }
                 steps = steps.next::<S, Self>();
             }
@@ -83,7 +161,7 @@ impl<S: Simd> Product<S> for DotInt8 {
                 let words = quantised.bytes.as_chunks::<4>().0.iter().zip(&mut to[block * WORDS..]);
                 words.for_each(|(four, word)| *word = f32::from_bits(u32::from_le_bytes(*four)));
                 to[SCALES + block] = quantised.scale;
-                to[OFFSETS + block] = f32::from_bits(quantised.offset.cast_unsigned());
+                to[BESIDE + block] = f32::from_bits(H::beside(&quantised));
             }
         }
     }
@@ -103,7 +181,7 @@ impl<const P: usize> Block<P> {
     #[inline(always)]
     unsafe fn word(&self, word: usize, row: usize) -> f32 {
         // SAFETY: the caller's promise.
-        unsafe { *self.activations.add(row * (OFFSETS + BLOCKS) + word) }
+        unsafe { *self.activations.add(row * (BESIDE + BLOCKS) + word) }
     }
 
     /// The dot products of whole numbers.
@@ -111,22 +189,20 @@ impl<const P: usize> Block<P> {
     /// # Safety
     /// Pointers are valid for what `R` rows, and `V` vectors of each panel, read.
     #[inline(always)]
-    unsafe fn dots<S: Simd, const R: usize, const V: usize>(&self, s: S) -> [[[S::I; V]; P]; R] {
+    unsafe fn dots<S: Simd, H: Held, const R: usize, const V: usize>(&self, s: S) -> [[[S::I; V]; P]; R] {
         let mut dots = [[[s.splat_u32(0); V]; P]; R];
         // SAFETY: the caller's promise.
         unsafe {
-            if !S::SIGNED {
+            if H::has_offset::<S>() {
                 for (r, dots) in dots.iter_mut().enumerate() {
-                    *dots = [[s.splat_u32(self.word(OFFSETS + self.block, r).to_bits()); V]; P];
+                    *dots = [[s.splat_u32(self.word(BESIDE + self.block, r).to_bits()); V]; P];
                 }
             }
             // Unrolled, the loop would want more registers than there are.
             for w in self.block * WORDS..std::hint::black_box((self.block + 1) * WORDS) {
-                let mut four = load_words::<S, _, P, V>(s, self.weights, w, self.ask);
-                if S::SIGNED {
-                    for four in four.as_flattened_mut() {
-                        *four = s.xor_u32(*four, s.splat_u32(0x8080_8080)); // 128 less
-                    }
+                let mut four = load_words::<S, _, P, V>(s, self.weights, H::row(w), self.ask);
+                for four in four.as_flattened_mut() {
+                    *four = H::factors(s, *four, self.block);
                 }
                 for (r, dots) in dots.iter_mut().enumerate() {
                     let x = s.splat_u32(self.word(w, r).to_bits());
@@ -146,41 +222,50 @@ impl<const P: usize> Block<P> {
     /// # Safety
     /// As for [`Block::dots`]; `sums` are `[R][P][V]` vectors, and nobody else's.
     #[inline(always)]
-    unsafe fn add<S: Simd, const R: usize, const V: usize>(&self, s: S, sums: *mut f32) {
+    unsafe fn add<S: Simd, H: Held, const R: usize, const V: usize>(&self, s: S, sums: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe {
-            let dots = self.dots::<S, R, V>(s);
-            let scales = self.scales::<S, V>(s);
+            let dots = self.dots::<S, H, R, V>(s);
+            let scales = self.one_of::<S, H, V>(s, H::ROWS);
+            let mut minima = [[s.splat(0.0); V]; P];
+            if H::MINIMA {
+                minima = self.one_of::<S, H, V>(s, H::ROWS + 1);
+            }
             for (r, dots) in dots.iter().enumerate() {
                 let x = s.splat(self.word(SCALES + self.block, r));
-                let scales = scales.as_flattened();
-                for (i, (dot, scale)) in dots.as_flattened().iter().zip(scales).enumerate() {
-                    let sum = sums.add((r * P * V + i) * S::LANES);
-                    s.store(sum, s.fused(s.to_f32(*dot), s.mul(*scale, x), s.load(sum)));
+                let of_minima = s.splat(self.word(BESIDE + self.block, r));
+                let both = scales.as_flattened().iter().zip(minima.as_flattened());
+                for (i, (dot, (scale, minimum))) in dots.as_flattened().iter().zip(both).enumerate() {
+                    let at = sums.add((r * P * V + i) * S::LANES);
+                    let mut sum = s.fused(s.to_f32(*dot), s.mul(*scale, x), s.load(at));
+                    if H::MINIMA {
+                        sum = s.fused(*minimum, of_minima, sum);
+                    }
+                    s.store(at, sum);
                 }
             }
         }
     }
 
-    /// The weights' scales.
+    /// The weights' scales or minima, which are in that row of words.
     ///
     /// # Safety
     /// As for [`Block::dots`].
     #[inline(always)]
-    unsafe fn scales<S: Simd, const V: usize>(&self, s: S) -> [[S::F; V]; P] {
-        let mut scales = [[s.splat(0.0); V]; P];
+    unsafe fn one_of<S: Simd, H: Held, const V: usize>(&self, s: S, row: usize) -> [[S::F; V]; P] {
+        let mut found = [[s.splat(0.0); V]; P];
         // SAFETY: the caller's promise.
-        let pairs = unsafe { load_words::<S, _, P, V>(s, self.weights, SCALES, self.ask) };
-        for (scales, pairs) in scales.iter_mut().zip(&pairs) {
-            for (scale, pair) in scales.iter_mut().zip(pairs) {
-                *scale = one_of(s, *pair, self.block);
+        let pairs = unsafe { load_words::<S, _, P, V>(s, self.weights, row, self.ask) };
+        for (found, pairs) in found.iter_mut().zip(&pairs) {
+            for (found, pair) in found.iter_mut().zip(pairs) {
+                *found = H::one_of(s, *pair, self.block);
             }
         }
-        scales
+        found
     }
 }
 
-/// The scales of one block, of pairs of them.
+/// The scales of one block of int8, of pairs of them.
 #[inline(always)]
 pub(crate) fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
     let bits = if block == 0 {
@@ -195,8 +280,8 @@ pub(crate) fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
 pub(crate) struct Quantised {
     pub(crate) bytes: [u8; BLOCK],
     pub(crate) scale: f32,
-    /// -128 times the sum of the bytes.
-    pub(crate) offset: i32,
+    /// Of the bytes.
+    pub(crate) sum: i32,
 }
 
 /// Smaller activations are zero: their inverse would be none.
@@ -233,7 +318,7 @@ pub(crate) fn quantise<S: Simd>(s: S, inputs: &[f32]) -> Quantised {
             sums = s.add(sums, s.sub(x, s.splat(ROUND)));
         }
     }
-    Quantised { bytes, scale: largest * (1.0 / 127.0), offset: -128 * s.sum(sums) as i32 }
+    Quantised { bytes, scale: largest * (1.0 / 127.0), sum: s.sum(sums) as i32 }
 }
 
 #[cfg(test)]

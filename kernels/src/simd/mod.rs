@@ -30,6 +30,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dispatch;
+mod int4;
 mod int8;
 mod math;
 #[cfg(target_arch = "aarch64")]
@@ -39,6 +40,7 @@ mod portable;
 
 pub(crate) use dispatch::{dispatch, dispatch_bytes, portably};
 use half::bf16;
+pub(crate) use int4::DotInt4;
 pub(crate) use int8::DotInt8;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use int8::{one_of, quantise};

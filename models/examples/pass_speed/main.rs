@@ -50,10 +50,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The synthetic model of a preset, or the one in a folder.
+/// The synthetic model of a preset, or the one in a folder or file.
 fn make(options: &Options) -> Result<Model, Box<dyn Error>> {
     let folder = Path::new(&options.model);
-    if folder.is_dir() {
+    if folder.exists() {
         let source = WeightSource::folder(folder)?;
         return Ok(Model::load(&source, Shard::WHOLE, options.dtype, &mut |_| {})?);
     }

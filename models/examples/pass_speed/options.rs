@@ -6,10 +6,10 @@ use faser_kernels::{Dtype, Isa};
 /// Times whole passes of a model, and the read bandwidth they are bound by.
 #[derive(Parser)]
 pub(crate) struct Options {
-    /// Shape: 1.1b (TinyLlama's), 110m or tiny; or a model's folder.
+    /// Shape: 1.1b (TinyLlama's), 110m or tiny; or a model's folder or GGUF file.
     #[arg(long, default_value = "1.1b")]
     pub(crate) model: String,
-    /// What the matrices are held in: bf16, int8 or f32.
+    /// What the matrices are held in: bf16, int8, int4 or f32.
     #[arg(long, default_value = "bf16")]
     pub(crate) dtype: Dtype,
     /// Rows of a pass [default: 1,2,4,8,16,32,64; with --shares 1,8,16].

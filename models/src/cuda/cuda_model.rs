@@ -296,7 +296,9 @@ fn element(dtype: Dtype) -> Result<Element, CudaError> {
     match dtype {
         Dtype::F32 => Ok(Element::F32),
         Dtype::Bf16 => Ok(Element::Bf16),
-        Dtype::Int8 => Err(CudaError::Unfit("int8 weights run on the CPU alone: choose bf16".to_owned())),
+        Dtype::Int8 | Dtype::Int4 => {
+            Err(CudaError::Unfit(format!("{dtype} weights run on the CPU alone: choose bf16")))
+        }
     }
 }
 

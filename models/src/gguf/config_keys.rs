@@ -151,7 +151,9 @@ fn described(gguf: &Gguf<'_>) -> String {
     let text = |key: &str| gguf.metadata.text(key).ok().flatten().unwrap_or("none");
     let tokens = gguf.metadata.texts("tokenizer.ggml.tokens").ok().flatten().map_or(0, |all| all.len());
     let widened = match formats.values().any(|(_, blocks)| *blocks) {
-        true => "; those in blocks are widened to the model's dtype as they are loaded",
+        true => {
+            "; those in blocks are widened to the model's dtype as they are loaded (4-bit ones stay as they are in int4)"
+        }
         false => "",
     };
     format!(

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! - The files are mapped, and each tensor is read where it lies: nothing is held twice. Quantised numbers are widened as a packer asks for
-//!   them ([`faser_kernels::Source::Blocks`]); a packer that keeps them as they are would find blocks and format in the same place.
+//!   them ([`faser_kernels::Source::Blocks`]), or, where [`faser_kernels::Matrix::pack`] has a place for their bits, kept as they are.
 //! - The reader is one of our own. That of `candle-core` 0.11, which tests alone depend on, bounds what it allocates, but divides by an
 //!   alignment of 0, multiplies dimensions without looking, takes the last of two keys or tensors of one name, lets tensors lie over each
 //!   other, and copies all of them and each token. This one copies nothing, and names what is wrong. Tests hold the widened numbers against

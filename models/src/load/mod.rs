@@ -9,7 +9,7 @@ mod weight_source;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use faser_kernels::{Dtype, Make, Matrix, Slice, Source, Table, Vector};
+use faser_kernels::{Blocks, Dtype, Make, Matrix, Slice, Source, Table, Vector};
 
 use self::cut::Cut;
 pub(crate) use self::tensors::{EMBEDDING, HEAD, Tensors};
@@ -77,6 +77,14 @@ pub(crate) struct CpuPacker {
     pub(crate) dtype: Dtype,
 }
 
+/// In what a matrix is asked for in a model that is held in `dtype`: in int4 an LM head is int8, as in the mixes of llama.cpp, unless its
+/// file has it in no more bits.
+fn asked(tensor: &str, sources: &[Source<'_>], dtype: Dtype) -> Dtype {
+    let is_head = tensor == HEAD || tensor == EMBEDDING;
+    let has_four_bits = |source: &Source<'_>| source.blocks().is_some_and(Blocks::has_four_bits);
+    if dtype == Dtype::Int4 && is_head && !sources.iter().all(has_four_bits) { Dtype::Int8 } else { dtype }
+}
+
 impl Packer for CpuPacker {
     type Table = Table;
     type Matrix = Matrix;
@@ -87,7 +95,7 @@ impl Packer for CpuPacker {
     }
 
     fn matrix(&mut self, tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<Matrix, ModelError> {
-        let packed = Matrix::pack(inputs, sources, self.dtype);
+        let packed = Matrix::pack(inputs, sources, asked(tensor, sources, self.dtype));
         packed.map_err(|source| ModelError::Pack { tensor: tensor.to_owned(), source })
     }
 

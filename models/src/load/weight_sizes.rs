@@ -7,7 +7,7 @@ use faser_kernels::{Dtype, Make, Matrix, Source};
 use serde_json::Value;
 
 use super::open_files::open_files;
-use super::{Packer, Tensors, load};
+use super::{Packer, Tensors, asked, load};
 use crate::checkpoint::has_weights;
 use crate::config::Keys;
 use crate::model::Parts;
@@ -22,13 +22,23 @@ impl ModelConfig {
         ModelConfig::from_keys(&Keys::of(place, keys)?, None)
     }
 
-    /// Bytes of the weights of a shard of a model of this shape, as the CPU's kernels take them.
+    /// Bytes of the weights of a shard of a model of this shape, as the CPU's kernels take them; in int4 of weights that no file has
+    /// quantised.
     ///
     /// # Errors
     /// The model cannot be split so.
     pub fn weight_bytes(&self, shard: Shard, dtype: Dtype) -> Result<u64, ModelError> {
         shard.check(self)?;
         counted(self, shard, &mut Shapes, Held::Panels(dtype))
+    }
+
+    /// The same of the weights in `path`, by the headers there: what a GGUF file has quantised may take more or less in int4.
+    ///
+    /// # Errors
+    /// The model cannot be split so, or there are no files, or they are damaged or of another shape.
+    pub fn stored_weight_bytes(&self, path: &Path, shard: Shard, dtype: Dtype) -> Result<u64, ModelError> {
+        shard.check(self)?;
+        open_files(path, self, |tensors| counted(self, shard, tensors, Held::Panels(dtype)))
     }
 
     /// Looks that the safetensors files of `dir`, or the GGUF file that it is, hold a model of this shape, by their headers alone; false if
@@ -121,11 +131,10 @@ impl Packer for Counter {
         Ok(())
     }
 
-    fn matrix(&mut self, _tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<(), ModelError> {
-        let numbers: usize = sources.iter().map(Source::len).sum();
+    fn matrix(&mut self, tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<(), ModelError> {
         self.bytes += match self.held {
-            Held::Panels(dtype) => Matrix::packed_bytes(numbers / inputs.max(1), inputs, dtype),
-            Held::Rows(bytes) => (numbers * bytes) as u64,
+            Held::Panels(dtype) => Matrix::bytes_of(inputs, sources, asked(tensor, sources, dtype)),
+            Held::Rows(bytes) => (sources.iter().map(Source::len).sum::<usize>() * bytes) as u64,
         };
         Ok(())
     }
@@ -170,9 +179,14 @@ mod tests {
         ] {
             let source = WeightSource::folder(&golden(case)).unwrap();
             let config = source.config().unwrap();
-            for (dtype, ranks) in
-                [(Dtype::F32, 1), (Dtype::Bf16, 1), (Dtype::Int8, 1), (Dtype::Bf16, 2), (Dtype::F32, 4)]
-            {
+            for (dtype, ranks) in [
+                (Dtype::F32, 1),
+                (Dtype::Bf16, 1),
+                (Dtype::Int8, 1),
+                (Dtype::Int4, 1),
+                (Dtype::Bf16, 2),
+                (Dtype::F32, 4),
+            ] {
                 for shard in Shard::all(ranks) {
                     // Not every one of them can be split.
                     let Ok(bytes) = config.weight_bytes(shard, dtype) else {

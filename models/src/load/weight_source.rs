@@ -74,8 +74,8 @@ impl WeightSource {
 }
 
 impl Model {
-    /// Makes one rank's shard of a model, whose matrices are packed in `dtype`, the LM head too; the embedding is held in
-    /// [`Dtype::beside`] it, a tied one in both forms. Nothing else is read of files but their headers. `progress` is called after each
+    /// Makes one rank's shard of a model, whose matrices are packed in `dtype`, the LM head too (in int4 that is int8, unless its file has it in
+    /// 4 bits, and so is what its file has in other blocks); the embedding is held in [`Dtype::beside`] it, a tied one in both forms. Nothing else is read of files but their headers. `progress` is called after each
     /// tensor, and counts it whole.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What models compute: against transformers' logits, against candle, on shards, on a GPU over a fake driver, in int8; heads on
+//! What models compute: against transformers' logits, against candle, on shards, on a GPU over a fake driver, in int8 and int4; heads on
 //! hidden states.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -11,6 +11,7 @@ mod cuda_logits;
 mod draft_acceptance;
 mod golden;
 mod heads;
+mod int4_logits;
 mod int8_logits;
 mod oracle;
 mod segments;

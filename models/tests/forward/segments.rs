@@ -21,9 +21,9 @@ const ROWS: [usize; SEQUENCES] = [4, 1, 6, 8, 3];
 fn models() -> Vec<Model> {
     let golden = |case| load(case, Shard::WHOLE, Dtype::F32).unwrap();
     let spec = SyntheticSpec { residual_scale: 1.0, ..SyntheticSpec::preset("tiny").unwrap() };
-    let [f32, bf16, int8] =
-        [Dtype::F32, Dtype::Bf16, Dtype::Int8].map(|dtype| pair(&spec, dtype, &mut |_| {}).unwrap().0);
-    vec![f32, bf16, golden("qwen2-some-layers-sliding"), golden("qwen3-tied"), golden("gemma2"), int8]
+    let [f32, bf16, int8, int4] = [Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Int4]
+        .map(|dtype| pair(&spec, dtype, &mut |_| {}).unwrap().0);
+    vec![f32, bf16, golden("qwen2-some-layers-sliding"), golden("qwen3-tied"), golden("gemma2"), int8, int4]
 }
 
 /// The rows of a pass.

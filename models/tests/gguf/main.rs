@@ -5,6 +5,7 @@
 
 mod converted;
 mod damaged;
+mod four_bits;
 mod quantised;
 #[path = "../forward/session.rs"]
 mod session;

@@ -90,7 +90,7 @@ fn shards_are_the_same_parts() {
 }
 
 /// A model as wide as blocks are, with random weights.
-fn wide(format: GgmlDType) -> Writer {
+pub(crate) fn wide(format: GgmlDType) -> Writer {
     let (hidden, heads, kv_heads, inner, vocab, layers) = (256, 4, 2, 256, 300, 2);
     let mut writer = Writer::new("llama");
     for (key, value) in [

@@ -71,7 +71,7 @@ fn lay<S: Simd>(s: S, row: &[f32], block: &mut [f32], slot: usize) {
             let bytes = step[at * BLOCK / 4..].iter_mut().zip(quantised.bytes.as_chunks::<4>().0);
             bytes.for_each(|(word, four)| *word = f32::from_bits(u32::from_le_bytes(*four)));
             step[SCALES + at] = quantised.scale;
-            step[OFFSETS + at] = f32::from_bits(quantised.offset.cast_unsigned());
+            step[OFFSETS + at] = f32::from_bits((-128 * quantised.sum).cast_unsigned());
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Each output element is one chain of additions over the inputs in order, then the bias, then the old value. On
 //! AVX-512 BF16 and AMX the activations are rounded to bf16 where the weights are bf16; where the weights are int8 the activations are
-//! quantised to int8, and the chain goes block by block (`simd/int8.rs`): there all sets give the same bits. Workers divide
+//! quantised to int8, and the chain goes block by block (`simd/int8.rs`): there all sets give the same bits; so it is in int4. Workers divide
 //! strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
 #[cfg(target_arch = "x86_64")]
@@ -16,7 +16,9 @@ use super::activate::{Activation, Row, activate};
 use crate::isa::Supported;
 use crate::memory::{Matrix, Panels, SharedRows, Vector, View, ViewMut};
 use crate::ops::write::Write;
-use crate::simd::{DotBf16, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes};
+use crate::simd::{
+    DotBf16, DotInt4, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes,
+};
 use crate::{Isa, Lane};
 use half::bf16;
 use std::ops::Range;
@@ -116,7 +118,7 @@ fn run(lane: &Lane, job: &Job<'_>, activated: Option<Activated<'_>>) {
     let strips = w.out_features().div_ceil(STRIP) / if gated { 2 } else { 1 };
     // Read at some 40 GB/s, or multiplied at some 450 GFLOP/s.
     let weights = STRIP * inputs * if gated { 2 } else { 1 };
-    let item_ns = (weights * w.dtype().bytes() / 40).max(weights * slab_rows / 225);
+    let item_ns = (weights * w.dtype().bits() / 320).max(weights * slab_rows / 225);
     lane.run(crate::Op::Matmul, slabs * strips, item_ns, &|queue, scratch| {
         let mut packed = None;
         while let Some(mut items) = queue.next() {
@@ -223,6 +225,8 @@ pub(super) unsafe fn over_panels(isa: Supported, w: &Matrix, work: impl OverPane
         Panels::F32(weights) => dispatch(isa, Of { work, weights: &weights[..] }),
         Panels::Bf16(weights) => dispatch(isa, Of { work, weights: &weights[..] }),
         Panels::Int8(weights) => dispatch_bytes(isa, Of { work, weights: &weights[..] }),
+        Panels::Int4 { packed, minima: false } => dispatch_bytes(isa, OfInt4::<_, false>(work, &packed[..])),
+        Panels::Int4 { packed, minima: true } => dispatch_bytes(isa, OfInt4::<_, true>(work, &packed[..])),
     }
 }
 
@@ -276,5 +280,18 @@ impl<T: OverPanels> Kernel for Of<'_, T, u32> {
             }
             self.work.in_vectors::<S, DotInt8>(s, self.weights);
         }
+    }
+}
+
+/// Work on a matrix of int4 with these weights; tiles are not for it.
+struct OfInt4<'a, T, const MINIMA: bool>(T, &'a [u32]);
+
+impl<T: OverPanels, const MINIMA: bool> Kernel for OfInt4<'_, T, MINIMA> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: the weights are packed for it; the rest is the promise of `over_panels`.
+        unsafe { self.0.in_vectors::<S, DotInt4<MINIMA>>(s, self.1) }
     }
 }

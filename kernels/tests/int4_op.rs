@@ -1,0 +1,274 @@
+//! Weights of 4 bits: whole numbers exact, all instruction sets agreeing, a row the same in any batch, and how far the rounding is from f64.
+
+#[path = "../gpu-check/src/ops/reference.rs"]
+mod reference;
+mod whole_numbers;
+
+use faser_kernels::ops::{Write, matmul};
+use faser_kernels::{Blocks, Dtype, Isa, Matrix, Source, Tensor, Vector};
+use half::f16;
+use proptest::prelude::*;
+use reference::{Random, bits, lane, on_each_isa, product};
+use whole_numbers::{BLOCK, Whole};
+
+/// Rows of Q4_0 or, with minima, Q4_1, as a file has them.
+struct Stored {
+    blocks: Blocks,
+    bytes: Vec<u8>,
+    inputs: usize,
+}
+
+impl Stored {
+    fn new(random: &mut Random, outputs: usize, inputs: usize, minima: bool) -> Stored {
+        let blocks = if minima { Blocks::Q4_1 } else { Blocks::Q4_0 };
+        let mut bytes = Vec::new();
+        for _ in 0..outputs * inputs / BLOCK {
+            for number in [random.number(), random.number()].iter().take(1 + usize::from(minima)) {
+                bytes.extend(f16::from_f32(*number).to_le_bytes());
+            }
+            bytes.extend((0..BLOCK / 2).map(|_| random.below(256) as u8));
+        }
+        Stored { blocks, bytes, inputs }
+    }
+
+    fn matrix(&self) -> Matrix {
+        let matrix =
+            Matrix::pack(self.inputs, &[self.source()], Dtype::Int4).expect("weights that int4 holds");
+        assert_eq!(matrix.dtype(), Dtype::Int4);
+        matrix
+    }
+
+    fn source(&self) -> Source<'_> {
+        Source::Blocks(self.blocks, &self.bytes)
+    }
+
+    /// Numbers, scale and minimum of each block of an output.
+    fn of_output(&self, output: usize) -> impl Iterator<Item = (Vec<i64>, f32, Option<f32>)> {
+        let size = self.blocks.bytes();
+        let row = &self.bytes[output * self.inputs / BLOCK * size..][..self.inputs / BLOCK * size];
+        row.chunks(size).map(move |block| {
+            let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+            let halves = &block[size - BLOCK / 2..];
+            let numbers = halves.iter().map(|byte| byte & 15).chain(halves.iter().map(|byte| byte >> 4));
+            let minimum = (self.blocks == Blocks::Q4_1).then(|| half(2));
+            let offset = if minimum.is_some() { 0 } else { 8 };
+            (numbers.map(|number| i64::from(number) - offset).collect(), half(0), minimum)
+        })
+    }
+}
+
+/// What the kernels promise for a row and an output, in scalar arithmetic with dot products in i64.
+fn promised(x: &Whole, row: usize, w: &Stored, output: usize) -> f32 {
+    x.blocks(row).zip(w.of_output(output)).fold(0.0, |sum, ((x, x_scale), (w, w_scale, minimum))| {
+        let dot: i64 = x.iter().zip(&w).map(|(x, w)| x * w).sum();
+        let sum = (dot as f32).mul_add(w_scale * x_scale, sum);
+        let all = x.iter().sum::<i64>() as f32;
+        minimum.map_or(sum, |minimum| minimum.mul_add(x_scale * all, sum))
+    })
+}
+
+#[test]
+fn dot_products_of_whole_numbers_are_exact() {
+    for (rows, inputs, outputs) in
+        [(1, 32, 1), (2, 32, 33), (3, 64, 64), (5, 96, 31), (9, 64, 70), (17, 224, 130), (6, 2048, 40)]
+    {
+        for minima in [false, true] {
+            let random = &mut Random::new((rows * inputs * outputs) as u64);
+            let (x, w) = (Whole::new(random, rows, inputs), Stored::new(random, outputs, inputs, minima));
+            let (matrix, activations) = (w.matrix(), Tensor::from_rows(inputs, &x.values()));
+            on_each_isa(|isa| {
+                let out = product(&lane(isa, 2), activations.view(rows), &matrix);
+                for r in 0..rows {
+                    for (o, found) in out.row(r).iter().enumerate() {
+                        let promised = promised(&x, r, &w, o);
+                        let what = format!("{isa} {rows}x{inputs}x{outputs} {minima} {r} {o}");
+                        assert_eq!(found.to_bits(), promised.to_bits(), "{what}: {found} {promised}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Of random numbers, with odd sizes; or of blocks with minima.
+fn any_matrix(random: &mut Random, outputs: usize, inputs: usize, minima: bool) -> Matrix {
+    if minima {
+        return Stored::new(random, outputs, inputs, true).matrix();
+    }
+    Matrix::pack(inputs, &[Source::F32(&random.numbers(outputs * inputs))], Dtype::Int4)
+        .expect("weights that int4 holds")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn all_instruction_sets_give_the_same_bits(
+        rows in 1usize..=64, inputs in 1usize..200, outputs in 1usize..200, workers in 1usize..=3, seed in any::<u64>(),
+        add in any::<bool>(), minima in any::<bool>(), size in -30i32..30,
+    ) {
+        let mut random = Random::new(seed);
+        let size = 2f32.powi(size);
+        let inputs = if minima { inputs.next_multiple_of(BLOCK) } else { inputs };
+        let values: Vec<f32> = random.numbers(rows * inputs).iter().map(|x| x.powi(5) * size).collect();
+        let x = Tensor::from_rows(inputs, &values);
+        let matrix = any_matrix(&mut random, outputs, inputs, minima);
+        let bias = Vector::new(Source::F32(&random.numbers(outputs)));
+        let old = random.tensor(rows, outputs);
+        let write = if add { Write::Add } else { Write::Replace };
+        let of = |isa, workers| {
+            let mut out = Tensor::zeros(rows, outputs);
+            (0..rows).for_each(|r| out.row_mut(r).copy_from_slice(old.row(r)));
+            matmul(&lane(isa, workers), x.view(rows), &matrix, Some(&bias), out.view_mut(rows), write);
+            bits(&out, rows)
+        };
+        let portable = of(Isa::Portable, 1);
+        for isa in Isa::available() {
+            prop_assert_eq!(&of(isa, workers), &portable, "{}", isa);
+        }
+    }
+
+    #[test]
+    fn a_row_has_the_same_bits_alone_and_in_any_batch(
+        rows in 1usize..=64, blocks in 1usize..6, outputs in 1usize..300, workers in 1usize..=4, seed in any::<u64>(),
+    ) {
+        let mut random = Random::new(seed);
+        let x = random.tensor(rows, blocks * BLOCK);
+        let matrix = any_matrix(&mut random, outputs, blocks * BLOCK, true);
+        for isa in Isa::available() {
+            let batch = product(&lane(isa, workers), x.view(rows), &matrix);
+            let alone = lane(isa, 1);
+            for (r, batched) in bits(&batch, rows).into_iter().enumerate() {
+                let row = Tensor::from_rows(blocks * BLOCK, x.row(r));
+                prop_assert_eq!(&bits(&product(&alone, row.view(1), &matrix), 1)[0], &batched, "{} row {}", isa, r);
+            }
+        }
+    }
+}
+
+/// A sum of uniform numbers: near enough to normal.
+fn normal(random: &mut Random) -> f32 {
+    (0..8).map(|_| random.number()).sum::<f32>() * (3.0f32 / 8.0).sqrt()
+}
+
+/// Steps of 4 bits that fit normal numbers best are a third of a deviation, so rounding alone is off by 1/3/sqrt(12) = 9.7 % of a weight;
+/// scales of their own for each 32 take some of it. What activations lose (0.5 %) is nothing beside it.
+#[test]
+fn the_rms_error_of_a_product_is_that_of_4_bits() {
+    let random = &mut Random::new(3);
+    let (rows, inputs, outputs) = (32, 1024, 256);
+    let mut numbers = |count: usize| (0..count).map(|_| normal(random)).collect::<Vec<f32>>();
+    let (values, w) = (numbers(rows * inputs), numbers(outputs * inputs));
+    let matrix = Matrix::pack(inputs, &[Source::F32(&w)], Dtype::Int4).unwrap();
+    let x = Tensor::from_rows(inputs, &values);
+    let out = product(&lane(Isa::detect(), 2), x.view(rows), &matrix);
+    let (mut errors, mut squares) = (0.0, 0.0);
+    for r in 0..rows {
+        for o in 0..outputs {
+            let products = x.row(r).iter().zip(&w[o * inputs..]);
+            let exact: f64 = products.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+            errors += (f64::from(out.row(r)[o]) - exact).powi(2);
+            squares += exact.powi(2);
+        }
+    }
+    let relative = (errors / squares).sqrt();
+    println!("relative RMS error of int4: {relative:.4}");
+    assert!((0.03..0.1).contains(&relative), "{relative}");
+}
+
+/// Activations alone are rounded where the weights are the file's own.
+#[test]
+fn blocks_of_files_lose_no_more_than_activations_do() {
+    let random = &mut Random::new(8);
+    let (rows, inputs, outputs) = (16, 1024, 128);
+    let x = Tensor::from_rows(inputs, &(0..rows * inputs).map(|_| normal(random)).collect::<Vec<f32>>());
+    for minima in [false, true] {
+        let stored = Stored::new(random, outputs, inputs, minima);
+        let mut w = vec![0.0; outputs * inputs];
+        stored.source().read_f32(0, &mut w);
+        let out = product(&lane(Isa::detect(), 2), x.view(rows), &stored.matrix());
+        let (mut errors, mut squares) = (0.0, 0.0);
+        for r in 0..rows {
+            for o in 0..outputs {
+                let products = x.row(r).iter().zip(&w[o * inputs..]);
+                let exact: f64 = products.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+                errors += (f64::from(out.row(r)[o]) - exact).powi(2);
+                squares += exact.powi(2);
+            }
+        }
+        let relative = (errors / squares).sqrt();
+        println!("relative RMS error, minima {minima}: {relative:.4}");
+        assert!((0.002..0.01).contains(&relative), "{relative}");
+    }
+}
+
+#[test]
+fn rows_that_are_not_finite_stay_so_and_harm_no_other() {
+    for (inputs, minima) in [(70, false), (96, true)] {
+        let outputs = 40;
+        let random = &mut Random::new(5);
+        let matrix = any_matrix(random, outputs, inputs, minima);
+        let good = random.numbers(inputs);
+        on_each_isa(|isa| {
+            let lane = lane(isa, 1);
+            let alone = product(&lane, Tensor::from_rows(inputs, &good).view(1), &matrix);
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                for at in [0, 31, 40, 69] {
+                    let mut row = good.clone();
+                    row[at] = bad;
+                    let x = Tensor::from_rows(inputs, &[row, good.clone()].concat());
+                    let out = product(&lane, x.view(2), &matrix);
+                    assert!(out.row(0).iter().all(|y| y.is_nan()), "{isa}: {bad} at {at}");
+                    assert_eq!(bits(&out, 2)[1], bits(&alone, 1)[0], "{isa}");
+                }
+            }
+            let x = Tensor::from_rows(inputs, &[vec![1e-40; inputs], vec![0.0; inputs]].concat());
+            let out = product(&lane, x.view(2), &matrix);
+            assert!(out.row(0).iter().chain(out.row(1)).all(|y| *y == 0.0), "{isa}");
+        });
+    }
+}
+
+#[test]
+fn a_weight_takes_half_a_byte_and_its_share_of_a_scale() {
+    let zeros = vec![0.5; 2048 * 64];
+    let matrix = Matrix::pack(2048, &[Source::F32(&zeros)], Dtype::Int4).unwrap();
+    assert_eq!((matrix.dtype(), matrix.bytes()), (Dtype::Int4, 2048 * 64 / 32 * 18));
+    assert_eq!(Matrix::packed_bytes(33, 65, Dtype::Int4), 64 * 2 * 36);
+    // With minima 20 bytes for 32; where a source has more bits, as int8.
+    let random = &mut Random::new(9);
+    let stored = Stored::new(random, 64, 2048, true);
+    assert_eq!(stored.matrix().bytes(), 2048 * 64 / 32 * 20);
+    let eight = vec![0; 34 * 64 * 64];
+    let sources = [stored.source(), Source::Blocks(Blocks::Q8_0, &eight)];
+    let matrix = Matrix::pack(2048, &sources, Dtype::Int4).unwrap();
+    assert_eq!((matrix.dtype(), matrix.bytes()), (Dtype::Int8, 2 * 2048 * 64 / 32 * 34));
+    for sources in [&sources[..], &sources[..1], &[Source::F32(&zeros)]] {
+        let packed = Matrix::pack(2048, sources, Dtype::Int4).unwrap();
+        assert_eq!(Matrix::bytes_of(2048, sources, Dtype::Int4), packed.bytes());
+    }
+}
+
+/// In int8, blocks of 8 bits keep theirs, whether or not one of them is at the end of the range.
+#[test]
+fn blocks_of_8_bits_stay_as_they_are() {
+    let random = &mut Random::new(10);
+    let (inputs, outputs) = (96, 40);
+    let mut bytes = Vec::new();
+    for _ in 0..outputs * inputs / BLOCK {
+        bytes.extend(f16::from_f32(random.number().abs()).to_le_bytes());
+        bytes.extend((0..BLOCK).map(|_| (random.below(41) as i8 - 20).cast_unsigned()));
+    }
+    let source = Source::Blocks(Blocks::Q8_0, &bytes);
+    let mut w = vec![0.0; outputs * inputs];
+    source.read_f32(0, &mut w);
+    let matrix = Matrix::pack(inputs, &[source], Dtype::Int8).unwrap();
+    // One activation at a time is exact: 127 steps of its own.
+    let mut x = vec![0.0; inputs * inputs];
+    (0..inputs).for_each(|i| x[i * inputs + i] = 127.0);
+    let out = product(&lane(Isa::detect(), 1), Tensor::from_rows(inputs, &x).view(inputs), &matrix);
+    for (i, row) in (0..inputs).map(|i| (i, out.row(i))) {
+        for (o, found) in row.iter().enumerate() {
+            assert_eq!(*found, 127.0 * w[o * inputs + i], "{i} {o}");
+        }
+    }
+}

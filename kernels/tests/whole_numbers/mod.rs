@@ -1,0 +1,41 @@
+//! Numbers that quantising to int8 does not change.
+
+use crate::reference::Random;
+
+/// Numbers that share a scale.
+pub(crate) const BLOCK: usize = 32;
+
+/// Rows of whole numbers from -127 to 127, each block with a scale of few digits and with 127 or -127 in it: quantising them
+/// changes nothing.
+pub(crate) struct Whole {
+    cols: usize,
+    numbers: Vec<i64>,
+    scales: Vec<f32>,
+}
+
+impl Whole {
+    pub(crate) fn new(random: &mut Random, rows: usize, cols: usize) -> Whole {
+        let mut numbers: Vec<i64> = (0..rows * cols).map(|_| random.below(255) as i64 - 127).collect();
+        for block in numbers.chunks_mut(cols).flat_map(|row| row.chunks_mut(BLOCK)) {
+            let at = random.below(block.len());
+            block[at] = if random.below(2) == 0 { 127 } else { -127 };
+        }
+        let scale = |random: &mut Random| {
+            (1024 + random.below(1024)) as f32 * 2f32.powi(random.below(20) as i32 - 25)
+        };
+        let scales = (0..rows * cols.div_ceil(BLOCK)).map(|_| scale(random)).collect();
+        Whole { cols, numbers, scales }
+    }
+
+    /// The blocks of a row, and their scales.
+    pub(crate) fn blocks(&self, row: usize) -> impl Iterator<Item = (&[i64], f32)> {
+        let scales = &self.scales[row * self.cols.div_ceil(BLOCK)..];
+        self.numbers[row * self.cols..][..self.cols].chunks(BLOCK).zip(scales.iter().copied())
+    }
+
+    pub(crate) fn values(&self) -> Vec<f32> {
+        let rows = 0..self.numbers.len() / self.cols;
+        let blocks = rows.flat_map(|row| self.blocks(row));
+        blocks.flat_map(|(block, scale)| block.iter().map(move |q| *q as f32 * scale)).collect()
+    }
+}
