@@ -84,7 +84,7 @@ fn a_draft_plan_is_predicted_by_the_fullest_rank() {
         draft: PassCost::linear(0, 1000, attention),
         verify: PassCost::linear(1000, 10, attention),
     };
-    let seconds = |draft_copies| {
+    let of = |draft_copies| {
         let config = EngineConfig { partitions: vec![costs.clone()], ..copies(draft_copies) };
         let mut engine = Engine::new(config).expect("a valid config");
         let plan = first_drafts(&mut engine, 8);
@@ -93,10 +93,13 @@ fn a_draft_plan_is_predicted_by_the_fullest_rank() {
         let predicted = engine.predicted(LaneKind::Draft).expect("there are tables");
         // A first step of all rows, and one more of a row each.
         let steps_s = (fullest + 8 / draft_copies) as f64 * 1e-3;
-        assert!((predicted.as_secs_f64() / steps_s - 1.0).abs() < 0.01, "{predicted:?} and {steps_s} s");
-        predicted.as_secs_f64()
+        (predicted.as_secs_f64(), predicted.as_secs_f64() / steps_s)
     };
-    assert!(seconds(4) < seconds(2) && seconds(2) < seconds(1));
+    let [(one, speed), two, four] = [1, 2, 4].map(of);
+    assert!(four.0 < two.0 && two.0 < one);
+    // The pass before took its own time, and drafts go with the machine's speed.
+    assert!([two, four].iter().all(|(_, its)| (its / speed - 1.0).abs() < 0.01), "{speed} {two:?} {four:?}");
+    assert!((0.5..2.0).contains(&speed), "{speed}");
 }
 
 #[test]
