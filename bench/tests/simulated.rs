@@ -337,7 +337,7 @@ fn a_picture_of_a_record_shows_what_was_cancelled() {
         let [shown, before] = [&shown, &before].map(|picture| picture.matches(colour).count());
         assert!(shown > before + than, "{colour}: {shown} after {before}");
     };
-    more("stripes-be003c", 5);
+    more("stripes-be003c", 1);
     // Accepted proposals, rejected ones, and both lanes at work.
     ["#009e73", "#e1692d", "#e69f00"].into_iter().for_each(|colour| more(colour, 0));
     assert!(shown.starts_with("<svg") && shown.contains("a title"));

@@ -152,7 +152,7 @@ fn bad_configs_are_refused_with_file_line_and_advice() {
             &["faser.yaml:2", "`device.gpu_memory_utilization`", "1"],
         ),
         ("device:\n  isa: neon9\n", &["faser.yaml:2", "`device.isa`", "auto"]),
-        ("model:\n  dtype: int4\n", &["faser.yaml:2", "`model.dtype`", "bf16"]),
+        ("model:\n  dtype: int3\n", &["faser.yaml:2", "`model.dtype`", "bf16"]),
         ("model:\n  synthetic: {preset: huge}\n", &["faser.yaml:2", "preset", "tiny"]),
         ("model:\n  synthetic: {preset: tiny, heads: 3}\n", &["heads"]),
         ("model:\n  target: nowhere\n  draft: none\n", &["nowhere"]),
