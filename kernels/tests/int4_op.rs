@@ -9,7 +9,7 @@ use faser_kernels::{Blocks, Dtype, Isa, Matrix, Source, Tensor, Vector};
 use half::f16;
 use proptest::prelude::*;
 use reference::{Random, bits, lane, on_each_isa, product};
-use whole_numbers::{BLOCK, Whole};
+use whole_numbers::{BLOCK, Whole, normal, relative_error};
 
 /// Rows of Q4_0 or, with minima, Q4_1, as a file has them.
 struct Stored {
@@ -145,11 +145,6 @@ proptest! {
     }
 }
 
-/// A sum of uniform numbers: near enough to normal.
-fn normal(random: &mut Random) -> f32 {
-    (0..8).map(|_| random.number()).sum::<f32>() * (3.0f32 / 8.0).sqrt()
-}
-
 /// Steps of 4 bits that fit normal numbers best are a third of a deviation, so rounding alone is off by 1/3/sqrt(12) = 9.7 % of a weight;
 /// scales of their own for each 32 take some of it. What activations lose (0.5 %) is nothing beside it.
 #[test]
@@ -160,17 +155,7 @@ fn the_rms_error_of_a_product_is_that_of_4_bits() {
     let (values, w) = (numbers(rows * inputs), numbers(outputs * inputs));
     let matrix = Matrix::pack(inputs, &[Source::F32(&w)], Dtype::Int4).unwrap();
     let x = Tensor::from_rows(inputs, &values);
-    let out = product(&lane(Isa::detect(), 2), x.view(rows), &matrix);
-    let (mut errors, mut squares) = (0.0, 0.0);
-    for r in 0..rows {
-        for o in 0..outputs {
-            let products = x.row(r).iter().zip(&w[o * inputs..]);
-            let exact: f64 = products.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
-            errors += (f64::from(out.row(r)[o]) - exact).powi(2);
-            squares += exact.powi(2);
-        }
-    }
-    let relative = (errors / squares).sqrt();
+    let relative = relative_error(&x, rows, &matrix, &w);
     println!("relative RMS error of int4: {relative:.4}");
     assert!((0.03..0.1).contains(&relative), "{relative}");
 }
@@ -185,17 +170,7 @@ fn blocks_of_files_lose_no_more_than_activations_do() {
         let stored = Stored::new(random, outputs, inputs, minima);
         let mut w = vec![0.0; outputs * inputs];
         stored.source().read_f32(0, &mut w);
-        let out = product(&lane(Isa::detect(), 2), x.view(rows), &stored.matrix());
-        let (mut errors, mut squares) = (0.0, 0.0);
-        for r in 0..rows {
-            for o in 0..outputs {
-                let products = x.row(r).iter().zip(&w[o * inputs..]);
-                let exact: f64 = products.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
-                errors += (f64::from(out.row(r)[o]) - exact).powi(2);
-                squares += exact.powi(2);
-            }
-        }
-        let relative = (errors / squares).sqrt();
+        let relative = relative_error(&x, rows, &stored.matrix(), &w);
         println!("relative RMS error, minima {minima}: {relative:.4}");
         assert!((0.002..0.01).contains(&relative), "{relative}");
     }

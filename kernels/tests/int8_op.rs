@@ -8,7 +8,7 @@ use faser_kernels::ops::{Write, matmul};
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
 use proptest::prelude::*;
 use reference::{Random, bits, lane, on_each_isa, product};
-use whole_numbers::{BLOCK, Whole};
+use whole_numbers::{BLOCK, Whole, normal, relative_error};
 
 /// What the kernels promise for a row and an output, in scalar arithmetic with dot products in i64.
 fn promised(x: &Whole, row: usize, w: &Whole, output: usize) -> f32 {
@@ -71,11 +71,6 @@ proptest! {
     }
 }
 
-/// A sum of uniform numbers: near enough to normal.
-fn normal(random: &mut Random) -> f32 {
-    (0..8).map(|_| random.number()).sum::<f32>() * (3.0f32 / 8.0).sqrt()
-}
-
 /// The largest of 32 normal numbers is about 2.1 to 2.6 standard deviations, so a step is 1/50 of one and rounding is off by
 /// 1/50/sqrt(12) = 0.6 %; both factors are rounded, independently: 0.8 % of a product, and of a sum of products.
 #[test]
@@ -86,17 +81,7 @@ fn the_rms_error_of_a_product_is_below_one_percent() {
     let (values, w) = (numbers(rows * inputs), numbers(outputs * inputs));
     let matrix = Matrix::pack(inputs, &[Source::F32(&w)], Dtype::Int8).unwrap();
     let x = Tensor::from_rows(inputs, &values);
-    let out = product(&lane(Isa::detect(), 2), x.view(rows), &matrix);
-    let (mut errors, mut squares) = (0.0, 0.0);
-    for r in 0..rows {
-        for o in 0..outputs {
-            let products = x.row(r).iter().zip(&w[o * inputs..]);
-            let exact: f64 = products.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
-            errors += (f64::from(out.row(r)[o]) - exact).powi(2);
-            squares += exact.powi(2);
-        }
-    }
-    let relative = (errors / squares).sqrt();
+    let relative = relative_error(&x, rows, &matrix, &w);
     println!("relative RMS error of int8: {relative:.4}");
     assert!((0.002..0.01).contains(&relative), "{relative}");
 }

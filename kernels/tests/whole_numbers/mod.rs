@@ -1,6 +1,7 @@
-//! Numbers that quantising to int8 does not change.
+//! What tests of whole-numbered weights share: numbers that quantising to int8 does not change, and how far products are off.
 
-use crate::reference::Random;
+use crate::reference::{Random, lane, product};
+use faser_kernels::{Isa, Matrix, Tensor};
 
 /// Numbers that share a scale.
 pub(crate) const BLOCK: usize = 32;
@@ -38,4 +39,24 @@ impl Whole {
         let blocks = rows.flat_map(|row| self.blocks(row));
         blocks.flat_map(|(block, scale)| block.iter().map(move |q| *q as f32 * scale)).collect()
     }
+}
+
+/// A sum of uniform numbers: near enough to normal.
+pub(crate) fn normal(random: &mut Random) -> f32 {
+    (0..8).map(|_| random.number()).sum::<f32>() * (3.0f32 / 8.0).sqrt()
+}
+
+/// RMS error of `x` times a packed matrix beside the product with its weights `w` in f64, as a share of the RMS of that.
+pub(crate) fn relative_error(x: &Tensor, rows: usize, matrix: &Matrix, w: &[f32]) -> f64 {
+    let out = product(&lane(Isa::detect(), 2), x.view(rows), matrix);
+    let (mut errors, mut squares) = (0.0, 0.0);
+    for r in 0..rows {
+        for (found, w) in out.row(r).iter().zip(w.chunks(matrix.in_features())) {
+            let products = x.row(r).iter().zip(w);
+            let exact: f64 = products.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+            errors += (f64::from(*found) - exact).powi(2);
+            squares += exact.powi(2);
+        }
+    }
+    (errors / squares).sqrt()
 }
