@@ -74,12 +74,19 @@ pub(crate) struct Displaced {
     pub(crate) row_s: f64,
     /// How far rows of prompts wait, 0 to 1: at 0 a row costs what the pass takes longer, at 1 what `row_s` says.
     pub(crate) share: f64,
+    /// Seconds that a sequence costs by decoding for one round more.
+    pub(crate) hold_s: f64,
 }
 
 impl Displaced {
     /// The cost of what takes `alone_s` on its own, and has so many rows.
     pub(super) fn price(&self, alone_s: f64, rows: usize) -> f64 {
         alone_s + self.share * (rows as f64 * self.row_s - alone_s)
+    }
+
+    /// The cost of a round for so many sequences that decode, beside that of their rows.
+    pub(super) fn held(&self, sequences: usize) -> f64 {
+        self.share * self.hold_s * sequences as f64
     }
 }
 
@@ -355,7 +362,9 @@ impl<'a> Pass<'a> {
             self.line = self.costs.verify.line(all);
         }
         let alone_s = self.line.seconds(all) - self.prefill_s;
-        self.displaced.price(alone_s, rows) + self.costs.verify.attention_seconds(self.reach)
+        self.displaced.price(alone_s, rows)
+            + self.displaced.held(self.anchors)
+            + self.costs.verify.attention_seconds(self.reach)
     }
 
     fn choice(&mut self, other_s: f64, depth: usize) -> Choice {

@@ -11,6 +11,9 @@ use crate::view::SteeringView;
 /// few rows wait, short passes bring the tokens of those that decode sooner; when many do, cheap rows bring everyone's.
 const SIZES: [(f64, f64); 3] = [(0.3, 1.2), (0.5, 1.08), (1.0, 1.04)];
 
+/// The last of them is the largest pass where it is at least this part of it: rows are a little cheaper there, and tokens hardly later.
+const NEAR: (usize, usize) = (3, 4);
+
 /// The least size that latency targets ask for: its rows cost at most so many times those of the cheapest size.
 const TIGHT: f64 = 1.25;
 
@@ -20,7 +23,12 @@ const LEAST_PREFILL: usize = 4;
 /// The displaced share grows with the time of the rows of prompts that wait, to one at so many seconds, but never beyond the latter: what decodes
 /// first ends first, which is better for the mean than that everyone begins.
 const WAITING_S: f64 = 0.4;
-const MOST_DISPLACED: f64 = 0.85;
+const MOST_DISPLACED: f64 = 0.9;
+
+/// The share of a pass that one sequence fewer that decodes is worth where rows of prompts are displaced. While more comes than can be served, what was
+/// computed for those that decode has brought nobody an end yet: with fewer of them the mean is lower by as many requests, once; with less capacity it
+/// grows with every request that comes, and this many come before it is as high.
+const HOLD: f64 = 1.0 / 2000.0;
 
 /// Where a further row of the largest pass would cost less than so much of its mean row, passes are short of rows, not of time: then rows of prompts
 /// are displaced wholly.
@@ -53,8 +61,14 @@ struct Sizes {
 impl Sizes {
     /// From profiled costs of the whole device: what passes teach is of the rows that they have, and sizes are compared.
     fn of(partitions: &[PartitionCosts], most: usize) -> Sizes {
-        let size = |slack| partitions.first().map_or(most, |costs| costs.verify.best_size(most, slack));
-        Sizes { by_share: SIZES.map(|(_, slack)| size(slack).max(1)), tight: size(TIGHT).max(1) }
+        let size =
+            |slack| partitions.first().map_or(most, |costs| costs.verify.best_size(most, slack)).max(1);
+        let mut by_share = SIZES.map(|(_, slack)| size(slack));
+        let last = &mut by_share[SIZES.len() - 1];
+        if *last * NEAR.1 >= most * NEAR.0 {
+            *last = most;
+        }
+        Sizes { by_share, tight: size(TIGHT) }
     }
 
     /// The size where so large a share of rows is displaced.
@@ -220,7 +234,8 @@ impl Steering {
                 let waiting_s = waiting.prompt_rows.saturating_sub(fits) as f64 * row_s;
                 let bound = verify.row_seconds(size) < BOUND * row_s;
                 let most = if bound { 1.0 } else { MOST_DISPLACED };
-                self.displaced = Displaced { row_s, share: (waiting_s / WAITING_S).min(most) };
+                let hold_s = HOLD * verify.seconds(fits + waiting.sequences, Reach::NONE);
+                self.displaced = Displaced { row_s, share: (waiting_s / WAITING_S).min(most), hold_s };
             }
             let on_target = &waiting.on_target;
             if self.sized && on_target.held > 0 {
@@ -315,11 +330,15 @@ impl Steering {
         let between_s = if drafted_s > 0.0 { drafted_between_s - plain_between_s } else { 0.0 };
         let took_s = drafted_s + round.longer_s + rows_s + attention_s + between_s;
         // Without it each token more had taken a share of a pass of its own.
-        let plain_s = costs.verify.seconds(round.sequences, round.reach);
+        let read_s = costs.verify.attention_seconds(round.reach);
+        let alone_s = seconds(round.sequences);
         let more = round.committed.saturating_sub(round.sequences) as f64;
-        let each_s = (self.displaced.price(plain_s, round.sequences) + plain_between_s)
-            / round.sequences.max(1) as f64;
-        self.account.settle(drafted_s + round.pass_s, plain_s, took_s - more * each_s);
+        let plain_s = self.displaced.price(alone_s, round.sequences)
+            + self.displaced.held(round.sequences)
+            + read_s
+            + plain_between_s;
+        let each_s = plain_s / round.sequences.max(1) as f64;
+        self.account.settle(drafted_s + round.pass_s, alone_s + read_s, took_s - more * each_s);
     }
 
     /// What it decided last, and whether the policy goes by it.
@@ -487,6 +506,46 @@ mod tests {
             lost_s > 0.5 * CREDIT * time_s && lost_s < 1.2 * CREDIT * time_s + 0.7,
             "{lost_s} of {time_s}"
         );
+    }
+
+    #[test]
+    fn tokens_are_worth_what_reading_their_sequences_takes_also_where_prompts_wait() {
+        // A row takes a little more than 0.1 ms, and to read what a sequence attends to as long.
+        let attention = AttentionCost { per_kv_fs: 100_000_000, per_row_fs: 0 };
+        let verify = PassCost::linear(5000, 100, attention);
+        let costs = PartitionCosts { verify, ..costs() };
+        let suspended = |accepted| {
+            let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
+            let (sequences, reach) = (64, Reach { kv: 64_000, rows: 0 });
+            for _ in 0..1000 {
+                let waiting = Waiting {
+                    prompt_rows: 100_000,
+                    sequences,
+                    most: None,
+                    due: (0, f64::INFINITY),
+                    on_target: OnTarget::default(),
+                };
+                let displaced = steering.look(&waiting, Some(&costs));
+                assert!(displaced.share >= MOST_DISPLACED, "{displaced:?}");
+                let rows = 2 * sequences;
+                let round = Speculated {
+                    rows,
+                    proposals: sequences,
+                    sequences,
+                    reach,
+                    committed: sequences + accepted,
+                    pass_s: costs.verify.seconds(512, reach),
+                    ..Speculated::default()
+                };
+                steering.verified(&round, &costs);
+                if !steering.speculates() {
+                    return true;
+                }
+            }
+            false
+        };
+        // A proposal costs a row, and a token that it brings saves a row and what is read.
+        assert!(!suspended(40) && suspended(16));
     }
 
     #[test]
