@@ -8,6 +8,7 @@
 mod ahead;
 mod budget;
 mod overhead;
+mod realised;
 mod steering;
 
 use std::time::Duration;
@@ -23,6 +24,7 @@ use crate::view::SteeringView;
 use ahead::Ahead;
 use budget::Budget;
 use overhead::Overhead;
+use realised::{Realised, Round};
 use steering::Steering;
 
 pub(crate) use ahead::{Leaving, Odds, Preparing};
@@ -111,6 +113,9 @@ pub(crate) struct Planner {
     budget: Budget,
     ahead: Ahead,
     overhead: Overhead,
+    realised: Realised,
+    /// The last pass was overlapped: what was prepared under it is in the next round.
+    prepared: bool,
     steering: Steering,
     /// Of the round's verify pass, without proposals.
     rows: usize,
@@ -156,6 +161,8 @@ impl Planner {
             budget: Budget::new(needs),
             ahead: Ahead::default(),
             overhead: Overhead::default(),
+            realised: Realised::default(),
+            prepared: false,
         };
         planner.tune(tuning);
         planner
@@ -167,6 +174,7 @@ impl Planner {
         (self.mechanisms, self.partition) = (tuning.mechanisms, tuning.partition);
         self.steering.tuned(self.predicts() && self.mechanisms.sizing);
         self.execution = Execution::Serial;
+        self.realised = Realised::default();
         self.probing = false;
     }
 
@@ -178,7 +186,7 @@ impl Planner {
 
     /// Decides for another source from now on.
     pub(crate) fn drafts_by(&mut self, needs: SourceNeeds) {
-        (self.needs, self.budget) = (needs, Budget::new(needs));
+        (self.needs, self.budget, self.realised) = (needs, Budget::new(needs), Realised::default());
     }
 
     pub(crate) fn policy(&self) -> &Policy {
@@ -408,7 +416,8 @@ impl Planner {
     /// Decides on the execution of a verify pass that is about to leave. While the draft lane works on what was begun under
     /// the pass before, no other partition than that one's is looked at.
     pub(crate) fn execute(&mut self, batch: &Batch<'_>, leaving: Option<&Leaving<'_>>) -> Execution {
-        let Some(leaving) = leaving.filter(|_| self.steering.speculates()) else {
+        let allowed = self.steering.speculates() && self.realised.allows();
+        let Some(leaving) = leaving.filter(|_| allowed) else {
             self.execution = Execution::Serial;
             return self.execution;
         };
@@ -507,7 +516,16 @@ impl Planner {
             let on = |costs: &PartitionCosts| costs.verify.seconds(shape.rows, shape.reach);
             let longer_s = self.partitions.get(shape.partition.0).map_or(0.0, on) - on(costs);
             let between_s = self.overhead.serial_s();
-            self.steering.verified(&Speculated { longer_s, between_s, ..round }, costs);
+            let seconds = self.steering.verified(&Speculated { longer_s, between_s, ..round }, costs);
+            let overlapped = shape.partition != PartitionId(0);
+            let more_s = if overlapped { self.overhead.more_s() } else { 0.0 };
+            let prepared = std::mem::replace(&mut self.prepared, overlapped);
+            self.realised.round((overlapped || prepared).then(|| Round {
+                sequences: round.sequences,
+                committed: round.committed,
+                seconds: seconds + more_s,
+                serial_goodput: self.ahead.serial_goodput(),
+            }));
         }
     }
 

@@ -175,6 +175,8 @@ pub(super) struct Ahead {
     imagined: Vec<Candidate>,
     /// Probability of each sequence that it does.
     hits: Vec<f32>,
+    /// Tokens a second of the best round where nothing is prepared, as of the last pass that was looked at.
+    serial_goodput: f64,
 }
 
 /// A pass that is about to leave.
@@ -194,6 +196,11 @@ pub(crate) struct Leaving<'a> {
 }
 
 impl Ahead {
+    /// Tokens a second of the best round where nothing is prepared, as of the last pass that was looked at; all tokens count the same.
+    pub(super) fn serial_goodput(&self) -> f64 {
+        self.serial_goodput
+    }
+
     /// Is a pass of so many sequences to be looked at, where nothing is prepared now?
     pub(super) fn looks(&mut self, sequences: usize) -> bool {
         self.skips = self.skips.saturating_sub(1);
@@ -223,6 +230,8 @@ impl Ahead {
         }));
         let bare = Batch { candidates: &self.bare, ..*batch };
         let (goodput, depth) = budget.goodput(&bare, whole);
+        let weights: f64 = batch.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum();
+        self.serial_goodput = goodput * sequences as f64 / weights.max(f64::MIN_POSITIVE);
         let pass_s = whole.verify.seconds(leaving.rows, leaving.reach);
         let context: usize = batch.candidates.iter().map(|candidate| candidate.context).sum();
         let needs = budget.needs();

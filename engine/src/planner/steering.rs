@@ -318,8 +318,9 @@ impl Steering {
         self.drafted_s += seconds;
     }
 
-    /// A verify pass ended: what speculation took beyond plain decoding is held against what it brought.
-    pub(super) fn verified(&mut self, round: &Speculated, costs: &PartitionCosts) {
+    /// A verify pass ended: what speculation took beyond plain decoding is held against what it brought. Returns the seconds of the round, without
+    /// what prompts took of its pass.
+    pub(super) fn verified(&mut self, round: &Speculated, costs: &PartitionCosts) -> f64 {
         let drafted_s = std::mem::take(&mut self.drafted_s);
         self.draft_s += NEW_TIME * (drafted_s - self.draft_s);
         let seconds = |rows| costs.verify.seconds(rows, Reach::NONE);
@@ -339,6 +340,7 @@ impl Steering {
             + plain_between_s;
         let each_s = plain_s / round.sequences.max(1) as f64;
         self.account.settle(drafted_s + round.pass_s, alone_s + read_s, took_s - more * each_s);
+        plain_s + took_s
     }
 
     /// What it decided last, and whether the policy goes by it.
