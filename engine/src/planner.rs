@@ -44,6 +44,8 @@ const PROBE_SHARE: f64 = 0.005;
 /// Rows that a draft plan may catch up with while others wait for it: at least, and as long as nobody knows what they cost.
 const LEAST_LONG_ROWS: usize = 64;
 const FIRST_LONG_ROWS: usize = 128;
+/// A draft plan takes little if it takes no more than this share of a verify pass.
+const LEAST_PLAN_SHARE: f64 = 0.05;
 /// To so many their number is searched.
 const LONG_ROWS_STEP: usize = 16;
 /// The weight of a new time in the mean of those observed.
@@ -368,10 +370,15 @@ impl Planner {
         probe_s <= PROBE_SHARE * quiet_s && self.steering.affords(self.catch_up_s(candidate))
     }
 
-    /// Does the account hold a draft plan that only catches up, by so many rows?
+    /// May a draft plan be there only to catch up, by so many rows? Only where what any plan takes is little beside its rows, or beside a verify pass,
+    /// and the account holds it.
     pub(crate) fn affords_catching_up(&self, rows: usize) -> bool {
-        let costs = self.partitions.first();
-        costs.is_some_and(|costs| self.steering.affords(costs.draft.seconds_of_one(rows)))
+        self.partitions.first().is_some_and(|costs| {
+            let seconds = costs.draft.seconds_of_one(rows);
+            let any_s = costs.draft.seconds_of_one(1);
+            let verify_s = costs.verify.seconds(self.rows, Reach::NONE);
+            any_s <= (0.5 * seconds).max(LEAST_PLAN_SHARE * verify_s) && self.steering.affords(seconds)
+        })
     }
 
     fn probe(&mut self, batch: &Batch<'_>, lengths: &mut [usize]) {
