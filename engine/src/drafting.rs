@@ -4,7 +4,7 @@ use crate::branch::DraftOut;
 use crate::cost::Reach;
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StopRule};
-use crate::planner::{Batch, Candidate, Execution, PassShape, Waiting};
+use crate::planner::{Batch, Candidate, Execution, PassShape, Waiting, run_length};
 use crate::policy::Lengths;
 use crate::portfolio::{Choices, Prospects};
 use crate::request::{K_LIMIT, SeqId};
@@ -235,10 +235,15 @@ impl Engine {
         if !matches!(self.planner.policy().lengths(self.running.len()), Lengths::Goodput) {
             return 0;
         }
-        let (mut long, mut all) = (0, 0);
+        let (mut long, mut all, mut accepted) = (0, 0, 0.0);
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.wants_drafts() && self.draft_room(sequence) > 0 {
-                long += self.long_way(sequence);
+                let way = self.long_way(sequence);
+                if way > 0 {
+                    let typical = sequence.levels[Source::Draft].typical();
+                    accepted += run_length(f64::from(typical), sequence.wanted);
+                }
+                long += way;
                 all += sequence.known().saturating_sub(sequence.draft.computed) + sequence.wanted;
             }
         }
@@ -248,7 +253,7 @@ impl Engine {
         }
         let within = self.long_rows(&self.running, MOST_LONG_PLANS * most).unwrap_or(usize::MAX);
         let rows = long.min(most).min(within.saturating_sub(self.caught_up));
-        if within > most && self.planner.affords_catching_up(rows) { rows } else { 0 }
+        if within > most && self.planner.affords_catching_up(rows, accepted) { rows } else { 0 }
     }
 
     /// The next draft plan, or none if nobody has anything to draft.

@@ -27,7 +27,7 @@ use overhead::Overhead;
 use realised::{Realised, Round};
 use steering::Steering;
 
-pub(crate) use ahead::{Leaving, Odds, Preparing};
+pub(crate) use ahead::{Leaving, Odds, Preparing, run_length};
 pub(crate) use budget::{Batch, Candidate, Displaced, MIN_DRAFT_GAIN, NEGLIGIBLE};
 pub(crate) use steering::{OnTarget, Speculated, Waiting};
 
@@ -44,8 +44,6 @@ const PROBE_SHARE: f64 = 0.005;
 /// Rows that a draft plan may catch up with while others wait for it: at least, and as long as nobody knows what they cost.
 const LEAST_LONG_ROWS: usize = 64;
 const FIRST_LONG_ROWS: usize = 128;
-/// A draft plan takes little if it takes no more than this share of a verify pass.
-const LEAST_PLAN_SHARE: f64 = 0.05;
 /// To so many their number is searched.
 const LONG_ROWS_STEP: usize = 16;
 /// The weight of a new time in the mean of those observed.
@@ -370,14 +368,12 @@ impl Planner {
         probe_s <= PROBE_SHARE * quiet_s && self.steering.affords(self.catch_up_s(candidate))
     }
 
-    /// May a draft plan be there only to catch up, by so many rows? Only where what any plan takes is little beside its rows, or beside a verify pass,
-    /// and the account holds it.
-    pub(crate) fn affords_catching_up(&self, rows: usize) -> bool {
-        self.partitions.first().is_some_and(|costs| {
-            let seconds = costs.draft.seconds_of_one(rows);
-            let any_s = costs.draft.seconds_of_one(1);
-            let verify_s = costs.verify.seconds(self.rows, Reach::NONE);
-            any_s <= (0.5 * seconds).max(LEAST_PLAN_SHARE * verify_s) && self.steering.affords(seconds)
+    /// Is a draft plan that only catches up, by so many rows, worth what any plan takes, where that has so many proposals accepted a round sooner, and
+    /// does the account hold it?
+    pub(crate) fn affords_catching_up(&self, rows: usize, accepted: f64) -> bool {
+        self.partitions.first().is_some_and(|PartitionCosts { draft, .. }| {
+            let plan = self.goodput * draft.seconds_of_one(1);
+            plan <= accepted && self.steering.affords(draft.seconds_of_one(rows))
         })
     }
 

@@ -153,7 +153,7 @@ fn breadth_and_depth<'a>(
 }
 
 /// Proposals accepted in the mean of so many, each with this probability after those before it.
-fn run_length(acceptance: f64, proposals: usize) -> f64 {
+pub(crate) fn run_length(acceptance: f64, proposals: usize) -> f64 {
     let acceptance = acceptance.clamp(0.0, 0.999);
     acceptance * (1.0 - acceptance.powi(proposals as i32)) / (1.0 - acceptance)
 }
