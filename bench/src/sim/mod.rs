@@ -376,7 +376,7 @@ impl SimSpec {
     fn with(&self, ablation: &Ablation) -> SimSpec {
         SimSpec {
             draft_sms: ablation.splits(&self.draft_sms),
-            mechanisms: ablation.mechanisms,
+            mechanisms: Mechanisms { sizing: self.mechanisms.sizing, ..ablation.mechanisms },
             ..self.clone()
         }
     }
