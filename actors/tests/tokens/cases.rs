@@ -174,6 +174,8 @@ pub(crate) fn spec() -> SyntheticSpec {
         draft_layers: 1,
         hidden: 32,
         intermediate: 48,
+        experts: 0,
+        experts_per_token: 0,
         heads: 4,
         kv_heads: 2,
         vocab: VOCAB,

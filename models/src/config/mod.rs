@@ -1,6 +1,7 @@
 //! A model's shape from `config.json` (and `generation_config.json`): read once, checked once, then trusted.
 
 mod config_json;
+mod experts_config;
 mod families;
 mod generation_config;
 mod head_spec;
