@@ -153,6 +153,23 @@ def randomize(model, generator):
             parameter.data = noise * (1.5 / parameter.shape[1] ** 0.5)
 
 
+def prompt(model, generator):
+    """Random tokens. Where there are experts, those whose routers are far from choosing others: what rounding changes is then no other choice."""
+    config = model.config
+    experts, active = getattr(config, "num_experts", 0), getattr(config, "num_experts_per_tok", 0)
+    if not experts or experts == active:
+        return torch.randint(0, VOCAB, (1, PROMPT_LENGTH), generator=generator)
+    tokens = torch.empty((1, 0), dtype=torch.int64)
+    while tokens.shape[1] < PROMPT_LENGTH:
+        longer = torch.cat([tokens, torch.randint(0, VOCAB, (1, 1), generator=generator)], dim=1)
+        with torch.inference_mode():
+            routers = model(longer, output_router_logits=True).router_logits
+        last = [logits.reshape(-1, experts)[-1].sort(descending=True).values for logits in routers]
+        if all(logits[active - 1] - logits[active] > 0.5 for logits in last):
+            tokens = longer
+    return tokens
+
+
 def old_rope_keys(path):
     """config.json as transformers 4 wrote it."""
     config = json.loads(path.read_text())
@@ -181,7 +198,7 @@ def make_checkpoint(seed, name, family, options, dtype, old_keys, shard_bytes):
         EDITS[name](folder)
     # What is stored is the model: read it back, and compute in float32.
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    tokens = torch.randint(0, VOCAB, (1, PROMPT_LENGTH), generator=generator)
+    tokens = prompt(model, generator)
     with torch.inference_mode():
         logits = model(tokens).logits[0]
     save_file({"tokens": tokens[0].to(torch.int64), "logits": logits.contiguous()}, folder / "expected.safetensors")
