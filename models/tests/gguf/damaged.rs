@@ -29,7 +29,7 @@ fn llama() -> Writer {
 /// A change of a file that is right, and what is said of it.
 type Damage = (&'static str, fn(&mut Writer));
 
-const DAMAGES: [Damage; 37] = [
+const DAMAGES: [Damage; 42] = [
     ("version 1 of GGUF", |w| w.version = 1),
     ("version 4 of GGUF", |w| w.version = 4),
     ("big-endian", |w| w.version = 3_u32.swap_bytes()),

@@ -78,7 +78,7 @@ CASES = {
         final_logit_softcapping=15.0, num_hidden_layers=4), "bfloat16", False, None),
     "qwen3-moe": ("Qwen3Moe", dict(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=48, moe_intermediate_size=16, num_experts=8,
-        num_experts_per_tok=3, norm_topk_prob=True, num_hidden_layers=3, mlp_only_layers=[1]), "bfloat16", False, None),
+        num_experts_per_tok=3, norm_topk_prob=True), "bfloat16", False, None),
     "qwen3-moe-stacked": ("Qwen3Moe", dict(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, moe_intermediate_size=16, num_experts=6,
         num_experts_per_tok=6, decoder_sparse_step=2, attention_bias=True, use_sliding_window=True, sliding_window=6), "bfloat16", False, None),
