@@ -219,6 +219,11 @@ pub(crate) fn often_right(dtype: Dtype) -> Pair {
     pair_of(&often_right_spec(), dtype)
 }
 
+/// A pair whose layers have experts, of each row a few.
+pub(crate) fn with_experts(dtype: Dtype) -> Pair {
+    pair_of(&SyntheticSpec { experts: 5, experts_per_token: 2, intermediate: 16, ..spec() }, dtype)
+}
+
 /// That of [`often_right`].
 pub(crate) fn often_right_spec() -> SyntheticSpec {
     SyntheticSpec { residual_scale: 0.1, ..spec() }
