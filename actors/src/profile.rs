@@ -208,11 +208,46 @@ const SEQ: SeqId = SeqId(0);
 /// Passes whose rows begin at different tokens.
 const SHIFTS: usize = 251;
 
-/// So many tokens of a vocabulary, in no order: rows of one token would all go to the same experts, and cost what one row costs. (The
-/// multiplier is that of Fibonacci hashing.)
+/// So many tokens of a vocabulary, in no order. (The multiplier is that of Fibonacci hashing.)
 fn tokens(count: usize, vocab: usize) -> Vec<TokenId> {
     let token = |place: u64| (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab.max(1) as u64;
     (1..=count as u64).map(|place| token(place) as TokenId).collect()
+}
+
+impl LanePasses {
+    /// Rows without context are a piece each, with a block of its own; rows with context are one piece that ends there. Nothing is read that
+    /// another row writes, and each row has a token of its own.
+    fn rows<'a>(
+        &self,
+        blocks: &'a [BlockId],
+        tokens: &'a [TokenId],
+        rows: usize,
+        context: usize,
+    ) -> PassRows<'a> {
+        let (pieces, each) = if context == 0 { (rows, 1) } else { (1, rows) };
+        let start = if context == 0 { 0 } else { (context + 1).saturating_sub(rows) };
+        let mut pass = PassRows::default();
+        for number in 0..pieces {
+            let drawn_from = if number < SAMPLED_ROWS { 0 } else { each };
+            let own = &tokens[start + number..start + number + each];
+            let piece = Piece {
+                seq: SEQ,
+                chunk: number,
+                first: 0,
+                start,
+                rows: 0,
+                logits_from: drawn_from,
+                drawn_from,
+                since: 0,
+                nearer: 0,
+                begins: Begins::Alone,
+                proposals: own,
+            };
+            let table = if context == 0 { &blocks[number..=number] } else { &blocks[..self.table] };
+            pass.push(piece, own, table);
+        }
+        pass
+    }
 }
 
 /// Passes of one lane, of one rank.
@@ -268,39 +303,15 @@ impl<B: LaneBackend> TimedPasses<B> {
         }
     }
 
-    /// Rows without context are a piece each, with a block of its own; rows with context are one piece that ends there. Nothing is read that
-    /// another row writes. Each pass has other tokens, and so has each of its rows.
+    /// Each pass has other tokens.
     fn run(&mut self, rows: usize, context: usize) {
         let rows = if context == 0 { rows } else { rows.min(context + 1) };
-        let begin = (context + 1).saturating_sub(rows);
-        let (pieces, each) = if context == 0 { (rows, 1) } else { (1, rows) };
-        let start = if context == 0 { 0 } else { begin };
         let tokens = &self.tokens[self.begun % SHIFTS..];
         self.begun += 1;
+        let pass = self.lane.rows(&self.blocks, tokens, rows, context);
+        let start = pass.pieces.first().map_or(0, |piece| piece.start);
         self.sequences.of_mut(SEQ).rewind_and_extend(0, &tokens[..=start]);
-        self.masks.begin(pieces, &mut self.sequences);
-        let mut pass = PassRows::default();
-        for number in 0..pieces {
-            let drawn_from = if number < SAMPLED_ROWS { 0 } else { each };
-            let own = if context == 0 { number } else { begin };
-            let own = &tokens[own..own + each];
-            let piece = Piece {
-                seq: SEQ,
-                chunk: number,
-                first: 0,
-                start,
-                rows: 0,
-                logits_from: drawn_from,
-                drawn_from,
-                since: 0,
-                nearer: 0,
-                begins: Begins::Alone,
-                proposals: own,
-            };
-            let table =
-                if context == 0 { &self.blocks[number..=number] } else { &self.blocks[..self.lane.table] };
-            pass.push(piece, own, table);
-        }
+        self.masks.begin(pass.pieces.len(), &mut self.sequences);
         self.backend.stage(&pass, &mut self.sequences);
         self.backend.layers(&pass, 0..self.backend.layer_count());
         self.backend.finish();
@@ -326,11 +337,22 @@ mod tests {
 
     use crate::device::CpuSpec;
 
+    /// Else they would all go to the same experts, and cost what one row costs.
     #[test]
     fn rows_of_a_pass_have_tokens_of_their_own() {
-        let tokens = tokens(64 + SHIFTS, 2048);
-        for rows in tokens.windows(64) {
-            let mut distinct = rows.to_vec();
+        let lane = LanePasses {
+            place: 0,
+            drafts: false,
+            block_size: 16,
+            most_rows: 64,
+            context: 99,
+            table: 7,
+            vocab: 2048,
+        };
+        let blocks: Vec<BlockId> = (0..64).collect();
+        let tokens = tokens(100 + SHIFTS, lane.vocab);
+        for (first, context) in (0..SHIFTS).flat_map(|first| [(first, 0), (first, lane.context)]) {
+            let mut distinct = lane.rows(&blocks, &tokens[first..], 64, context).tokens;
             distinct.sort_unstable();
             distinct.dedup();
             // Of 64 tokens of 2048 drawn at random one is there twice.

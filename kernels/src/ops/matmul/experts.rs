@@ -5,9 +5,9 @@
 use super::super::activate::{Activation, activate};
 use super::strip::{Job, STRIP};
 use super::{Activated, Slabs, run_slabs};
-use crate::Lane;
 use crate::memory::{Matrix, View, ViewMut};
 use crate::ops::write::Write;
+use crate::{Lane, Op};
 use std::ops::Range;
 
 /// Rows of a pass by the experts that they go to: see [`Routing`](crate::ops::Routing). A row is here once for each of its experts.
@@ -34,12 +34,10 @@ impl Groups<'_> {
         self.rows.is_empty()
     }
 
-    /// Of each group its expert, and its rows among those of these groups.
-    fn each(&self) -> impl Iterator<Item = (usize, Range<usize>)> + Clone {
-        let first = self.starts.first().copied().unwrap_or_default();
-        let ranges =
-            self.starts.windows(2).map(move |ends| (ends[0] - first) as usize..(ends[1] - first) as usize);
-        self.experts.iter().map(|expert| *expert as usize).zip(ranges)
+    /// Rows of a group among those of these groups.
+    fn rows_of(&self, group: usize) -> Range<usize> {
+        let at = |group: usize| (self.starts[group] - self.starts[0]) as usize;
+        at(group)..at(group + 1)
     }
 }
 
@@ -104,18 +102,26 @@ fn run<'a>(
         "matmul_experts: shape of out"
     );
     let isa = lane.supported().isa();
-    let slabs = |rows: &Range<usize>| Slabs::of(rows.len(), isa);
-    let all: usize = groups.each().map(|(_, rows)| slabs(&rows).count).sum();
+    let slabs = |group| Slabs::of(groups.rows_of(group).len(), isa);
+    let count = groups.experts.len();
+    let all: usize = (0..count).map(|group| slabs(group).count).sum();
+    // Which group a slab is of, and which of its slabs.
+    let place = |slab: usize| {
+        if all == count {
+            return (slab, 0);
+        }
+        let (mut group, mut own) = (0, slab);
+        while own >= slabs(group).count {
+            own -= slabs(group).count;
+            group += 1;
+        }
+        (group, own)
+    };
     let job = Job { x, chosen, norm: None, w: shape, bias: None, out: out.share(), write: Write::Replace };
-    run_slabs(lane, crate::Op::MatmulExperts, &job, (all, groups.len().div_ceil(all)), activated, &|slab| {
-        let mut before = 0;
-        let of_group = groups.each().find_map(|(expert, rows)| {
-            let slabs = slabs(&rows);
-            let own = slab - before;
-            before += slabs.count;
-            (own < slabs.count).then(|| (expert, rows.start, slabs.part(own)))
-        });
-        let (expert, start, part) = of_group.expect("a slab of one of the groups");
+    run_slabs(lane, Op::MatmulExperts, &job, (all, groups.len().div_ceil(all)), activated, &|slab| {
+        let (group, own) = place(slab);
+        let (expert, start, part) =
+            (groups.experts[group] as usize, groups.rows_of(group).start, slabs(group).part(own));
         let w = w(expert);
         assert_eq!(
             (w.in_features(), w.out_features()),
