@@ -9,11 +9,10 @@
 //! The router is held in f32, whatever the experts are held in: it decides by differences that rounding may turn, and takes little.
 
 use faser_kernels::ops::{self, Norm, Routing, Write};
-use faser_kernels::{Matrix, Tensor, Vector};
+use faser_kernels::{Lane, Matrix, Tensor, Vector};
 
-use crate::layer::{At, summed};
+use crate::ModelConfig;
 use crate::layer_spec::Experts;
-use crate::{ModelConfig, Scratch};
 
 /// The weights, as a device holds them.
 pub(crate) struct ExpertsBranch<M = Matrix, V = Vector> {
@@ -37,14 +36,26 @@ impl<M, V> ExpertsBranch<M, V> {
     }
 }
 
+/// The rows of a pass that go through, and room for them.
+pub(crate) struct Through<'a> {
+    pub(crate) lane: &'a Lane,
+    pub(crate) rows: usize,
+    /// Of the norm.
+    pub(crate) eps: f32,
+    /// The residual stream.
+    pub(crate) x: &'a mut Tensor,
+    pub(crate) normed: &'a mut Tensor,
+    /// Of the shared expert: gate and up side by side, and activated.
+    pub(crate) mlp: &'a mut Tensor,
+    pub(crate) activated: &'a mut Tensor,
+    pub(crate) room: &'a mut ExpertsScratch,
+}
+
 impl ExpertsBranch {
-    /// Adds the branch to the residual stream, `scratch.x`.
-    pub(crate) fn forward(&self, at: &At<'_>, spec: &Experts, scratch: &mut Scratch) {
-        let (lane, n, width) = (at.lane, at.rows.positions.len(), spec.width);
-        let Scratch { x, normed, mlp, activated, experts: Some(room), .. } = scratch else {
-            panic!("the scratch of a model without experts");
-        };
-        let norm = Norm { weight: &self.norm_before, eps: at.config.rms_eps };
+    /// Adds the branch to the residual stream, or puts it there in its place.
+    pub(crate) fn forward(&self, spec: &Experts, through: Through<'_>, mut write: Write) {
+        let Through { lane, rows: n, eps, x, normed, mlp, activated, room } = through;
+        let (norm, width) = (Norm { weight: &self.norm_before, eps }, spec.width);
         ops::rms_norm(lane, x.view(n), norm.weight, norm.eps, normed.view_mut(n), Write::Replace);
         let normed = normed.view(n);
         ops::matmul(lane, normed, &self.router, None, room.logits.view_mut(n), Write::Replace);
@@ -56,25 +67,23 @@ impl ExpertsBranch {
             let from = activated.view(n).columns(0..width);
             ops::matmul(lane, from, output, None, room.shared.view_mut(n), Write::Replace);
         }
-        let mut write = if at.shard.is_first() { Write::Add } else { Write::Replace };
         let ExpertsScratch { routing, projected, activated, products, .. } = room;
         for groups in routing.batches(products.capacity()) {
-            let n_groups = groups.len();
-            let both = projected.view_mut(n_groups).columns(0..2 * width);
-            let to = activated.view_mut(n_groups).columns(0..width);
+            let of_batch = groups.len();
+            let both = projected.view_mut(of_batch).columns(0..2 * width);
+            let to = activated.view_mut(of_batch).columns(0..width);
             let inputs = |expert: usize| &self.each[expert].inputs;
             ops::matmul_experts_activated(lane, normed, groups, &inputs, both, (spec.activation, to));
-            let from = activated.view(n_groups).columns(0..width);
+            let from = activated.view(of_batch).columns(0..width);
             let output = |expert: usize| &self.each[expert].output;
-            ops::matmul_experts(lane, from, groups, &output, products.view_mut(n_groups));
-            ops::sum_experts(lane, products.view(n_groups), groups, routing, x.view_mut(n), write);
+            ops::matmul_experts(lane, from, groups, &output, products.view_mut(of_batch));
+            ops::sum_experts(lane, products.view(of_batch), groups, routing, x.view_mut(n), write);
             write = Write::Add;
         }
         if self.shared.is_some() {
             let gates = room.logits.view(n).columns(spec.count..spec.count + 1);
             ops::add_gated(lane, gates, room.shared.view(n), x.view_mut(n));
         }
-        summed(lane, x.view_mut(n));
     }
 }
 

@@ -4,9 +4,9 @@ use faser_kernels::ops::{self, AttentionShape, Norm, Write};
 use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Tensor, Vector, ViewMut};
 
 use crate::block::first;
-use crate::experts::ExpertsBranch;
+use crate::experts::{ExpertsBranch, Through};
 use crate::scratch::HeadScratch;
-use crate::{LayerSpec, ModelConfig, Scratch, Shard};
+use crate::{Experts, LayerSpec, ModelConfig, Scratch, Shard};
 
 /// The weights of one layer, as a device holds them. What a family does not have is `None`.
 pub(crate) struct Layer<M = Matrix, V = Vector> {
@@ -66,7 +66,7 @@ impl Layer {
         let Scratch { x, normed, attended, .. } = scratch;
         self.attention.close(at, attended, normed, x);
         match (&self.mlp, at.spec.mlp.kind.experts()) {
-            (MlpBranch::Experts(mlp), Some(experts)) => mlp.forward(at, experts, scratch),
+            (MlpBranch::Experts(mlp), Some(experts)) => mix(mlp, experts, at, scratch),
             (MlpBranch::Dense(mlp), None) => {
                 mlp.activate(at, scratch);
                 let Scratch { x, normed, activated, .. } = scratch;
@@ -200,6 +200,18 @@ impl Branch {
             }
         }
     }
+}
+
+/// Adds what the experts make of the residual stream to it. Of a group each rank has a share, as of any branch.
+pub(crate) fn mix(branch: &ExpertsBranch, spec: &Experts, at: &At<'_>, scratch: &mut Scratch) {
+    let (lane, rows, eps) = (at.lane, at.rows.positions.len(), at.config.rms_eps);
+    let Scratch { x, normed, mlp, activated, experts: Some(room), .. } = scratch else {
+        panic!("the scratch of a model without experts");
+    };
+    let write = if at.shard.is_first() { Write::Add } else { Write::Replace };
+    let through = Through { lane, rows, eps, x: &mut *x, normed, mlp, activated, room };
+    branch.forward(spec, through, write);
+    summed(lane, x.view_mut(rows));
 }
 
 /// Where and for which rows a layer runs.

@@ -6,7 +6,7 @@ use faser_kernels::{
 };
 
 use super::normal::Normal;
-use crate::layer::{At, Layer, MlpBranch};
+use crate::layer::{At, Layer, MlpBranch, mix};
 use crate::model::rope_table;
 use crate::{LayerSpec, ModelConfig, ModelError, Scratch, Shard};
 
@@ -91,7 +91,7 @@ impl Calibration {
                 let Some(experts) = spec.mlp.kind.experts() else { panic!("a layer of another spec") };
                 let mut branch = Tensor::zeros(n, config.hidden);
                 (0..n).for_each(|row| branch.row_mut(row).copy_from_slice(self.scratch.x.row(row)));
-                mlp.forward(&at, experts, &mut self.scratch);
+                mix(mlp, experts, &at, &mut self.scratch);
                 for row in 0..n {
                     for (branch, x) in branch.row_mut(row).iter_mut().zip(self.scratch.x.row_mut(row)) {
                         (*branch, *x) = (*x - *branch, *branch);
