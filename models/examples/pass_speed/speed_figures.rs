@@ -224,12 +224,12 @@ fn shares_of(cases: &[Figures]) {
             case.context,
             case.rows,
             parts.pass_ms,
-            own(|op| op == Op::Matmul),
+            own(|op| matches!(op, Op::Matmul | Op::MatmulExperts)),
             own(|op| op == Op::Attention),
-            own(|op| !matches!(op, Op::Matmul | Op::Attention | Op::Sample)),
+            own(|op| !matches!(op, Op::Matmul | Op::MatmulExperts | Op::Attention | Op::Sample)),
             own(|op| op == Op::Sample),
             barriers(|_| true),
-            barriers(|op| op == Op::Matmul),
+            barriers(|op| matches!(op, Op::Matmul | Op::MatmulExperts)),
             share(parts.unexplained_ms)
         );
     }
