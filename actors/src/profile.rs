@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID, refine};
-use faser_engine::{Admission, BlockId, SeqId};
+use faser_engine::{Admission, BlockId, SeqId, TokenId};
 use faser_kernels::Sampling;
 use faser_kernels::cuda::BLOCK_SIZE;
 
@@ -85,12 +85,14 @@ impl ProfileSpec<'_> {
     /// What the first rank measures of a lane on a partition; the others do what it does.
     fn lane(&self, place: usize, drafts: bool) -> Result<PassCost, ServiceError> {
         let model = if drafts { self.device.draft() } else { Some(self.device.target()) };
-        let holds = model.map_or(1, |model| model.config.max_context);
+        let holds = model.as_ref().map_or(1, |model| model.config.max_context);
+        let vocab = model.as_ref().map_or(1, |model| model.config.known_vocab());
         let most_rows = self.max_rows.min(ROW_GRID[ROW_GRID.len() - 1]);
         let context = CONTEXT.min(self.max_context.min(holds) - 1);
         // Blocks of the longest table; a GPU's may be smaller than they are said to be.
         let table = context / self.block_size.min(BLOCK_SIZE) + 1;
-        let lane = LanePasses { place, drafts, block_size: self.block_size, most_rows, context, table };
+        let lane =
+            LanePasses { place, drafts, block_size: self.block_size, most_rows, context, table, vocab };
         self.device.with_lane(lane, Timed)
     }
 }
@@ -203,6 +205,51 @@ fn median(mut times: Vec<Duration>) -> Option<Duration> {
 /// The one sequence that all rows are of.
 const SEQ: SeqId = SeqId(0);
 
+/// Passes whose rows begin at different tokens.
+const SHIFTS: usize = 251;
+
+/// So many tokens of a vocabulary, in no order. (The multiplier is that of Fibonacci hashing.)
+fn tokens(count: usize, vocab: usize) -> Vec<TokenId> {
+    let token = |place: u64| (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % vocab.max(1) as u64;
+    (1..=count as u64).map(|place| token(place) as TokenId).collect()
+}
+
+impl LanePasses {
+    /// Rows without context are a piece each, with a block of its own; rows with context are one piece that ends there. Nothing is read that
+    /// another row writes, and each row has a token of its own.
+    fn rows<'a>(
+        &self,
+        blocks: &'a [BlockId],
+        tokens: &'a [TokenId],
+        rows: usize,
+        context: usize,
+    ) -> PassRows<'a> {
+        let (pieces, each) = if context == 0 { (rows, 1) } else { (1, rows) };
+        let start = if context == 0 { 0 } else { (context + 1).saturating_sub(rows) };
+        let mut pass = PassRows::default();
+        for number in 0..pieces {
+            let drawn_from = if number < SAMPLED_ROWS { 0 } else { each };
+            let own = &tokens[start + number..start + number + each];
+            let piece = Piece {
+                seq: SEQ,
+                chunk: number,
+                first: 0,
+                start,
+                rows: 0,
+                logits_from: drawn_from,
+                drawn_from,
+                since: 0,
+                nearer: 0,
+                begins: Begins::Alone,
+                proposals: own,
+            };
+            let table = if context == 0 { &blocks[number..=number] } else { &blocks[..self.table] };
+            pass.push(piece, own, table);
+        }
+        pass
+    }
+}
+
 /// Passes of one lane, of one rank.
 struct TimedPasses<B: LaneBackend> {
     backend: B,
@@ -210,7 +257,9 @@ struct TimedPasses<B: LaneBackend> {
     sequences: Sequences<B::Sequence>,
     masks: Masks,
     blocks: Vec<BlockId>,
-    tokens: Vec<u32>,
+    tokens: Vec<TokenId>,
+    /// Passes that were run; ranks count alike.
+    begun: usize,
     outputs: PassOutputs,
 }
 
@@ -222,8 +271,9 @@ impl<B: LaneBackend> TimedPasses<B> {
         let admission = Admission { seq: SEQ, prompt_len: 1, tokens: [0].into() };
         backend.update(&mut sequences, &[], &[admission], &[Arc::new(LaneRequest::from(sampling))]);
         let (masks, outputs) = (Masks::new(MASK_PATIENCE), PassOutputs::default());
-        let (blocks, tokens) = ((0..lane.blocks() as BlockId).collect(), vec![0; lane.context + 1]);
-        TimedPasses { backend, lane, sequences, masks, blocks, tokens, outputs }
+        let blocks = (0..lane.blocks() as BlockId).collect();
+        let tokens = tokens(lane.most_rows.max(lane.context + 1) + SHIFTS, lane.vocab);
+        TimedPasses { backend, lane, sequences, masks, blocks, tokens, begun: 0, outputs }
     }
 
     /// Whether it is this rank that measures.
@@ -253,35 +303,15 @@ impl<B: LaneBackend> TimedPasses<B> {
         }
     }
 
-    /// Rows without context are a piece each, with a block of its own; rows with context are one piece that ends there. Nothing is read that
-    /// another row writes.
+    /// Each pass has other tokens.
     fn run(&mut self, rows: usize, context: usize) {
         let rows = if context == 0 { rows } else { rows.min(context + 1) };
-        let begin = (context + 1).saturating_sub(rows);
-        let (pieces, each) = if context == 0 { (rows, 1) } else { (1, rows) };
-        let start = if context == 0 { 0 } else { begin };
-        self.sequences.of_mut(SEQ).rewind_and_extend(0, &self.tokens[..=start]);
-        self.masks.begin(pieces, &mut self.sequences);
-        let mut pass = PassRows::default();
-        for number in 0..pieces {
-            let drawn_from = if number < SAMPLED_ROWS { 0 } else { each };
-            let piece = Piece {
-                seq: SEQ,
-                chunk: number,
-                first: 0,
-                start,
-                rows: 0,
-                logits_from: drawn_from,
-                drawn_from,
-                since: 0,
-                nearer: 0,
-                begins: Begins::Alone,
-                proposals: &self.tokens[..each],
-            };
-            let table =
-                if context == 0 { &self.blocks[number..=number] } else { &self.blocks[..self.lane.table] };
-            pass.push(piece, &self.tokens[..each], table);
-        }
+        let tokens = &self.tokens[self.begun % SHIFTS..];
+        self.begun += 1;
+        let pass = self.lane.rows(&self.blocks, tokens, rows, context);
+        let start = pass.pieces.first().map_or(0, |piece| piece.start);
+        self.sequences.of_mut(SEQ).rewind_and_extend(0, &tokens[..=start]);
+        self.masks.begin(pass.pieces.len(), &mut self.sequences);
         self.backend.stage(&pass, &mut self.sequences);
         self.backend.layers(&pass, 0..self.backend.layer_count());
         self.backend.finish();
@@ -307,6 +337,29 @@ mod tests {
 
     use crate::device::CpuSpec;
 
+    /// Else they would all go to the same experts, and cost what one row costs.
+    #[test]
+    fn rows_of_a_pass_have_tokens_of_their_own() {
+        let lane = LanePasses {
+            place: 0,
+            drafts: false,
+            block_size: 16,
+            most_rows: 64,
+            context: 99,
+            table: 7,
+            vocab: 2048,
+        };
+        let blocks: Vec<BlockId> = (0..64).collect();
+        let tokens = tokens(100 + SHIFTS, lane.vocab);
+        for (first, context) in (0..SHIFTS).flat_map(|first| [(first, 0), (first, lane.context)]) {
+            let mut distinct = lane.rows(&blocks, &tokens[first..], 64, context).tokens;
+            distinct.sort_unstable();
+            distinct.dedup();
+            // Of 64 tokens of 2048 drawn at random one is there twice.
+            assert!(distinct.len() >= 60 && distinct.iter().all(|token| *token < 2048), "{distinct:?}");
+        }
+    }
+
     #[test]
     fn a_target_costs_more_than_its_draft_and_more_rows_cost_more() {
         let spec = SyntheticSpec {
@@ -314,6 +367,8 @@ mod tests {
             draft_layers: 1,
             hidden: 64,
             intermediate: 128,
+            experts: 0,
+            experts_per_token: 0,
             heads: 2,
             kv_heads: 1,
             vocab: 256,

@@ -4,7 +4,8 @@
 mod reference;
 
 use faser_kernels::ops::{
-    Activation, Norm, Write, activate, matmul, matmul_activated, matmul_normed, rms_norm,
+    Activation, Norm, Routing, Write, activate, matmul, matmul_activated, matmul_experts,
+    matmul_experts_activated, matmul_normed, rms_norm, route, sum_experts,
 };
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
 use half::{bf16, f16};
@@ -215,6 +216,77 @@ fn a_norm_before_it_and_an_activation_behind_it_are_those_of_their_ops() {
                     let (to, then) = (between.view_mut(rows), (Activation::Silu, out.view_mut(rows)));
                     matmul_activated(&lane, x, norm, &matrix, Some(&bias), to, then);
                     assert_eq!(bits(&out, rows), bits(&activated, rows), "{what}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn rows_of_experts_are_those_of_each_experts_matmul_and_their_sums_those_of_a_row_alone() {
+    const EXPERTS: usize = 5;
+    // Strips whole and not; experts without rows, with one, and with more than one block and slab of them.
+    for (rows, active, width, favoured) in [(1, 2, 64, 0), (7, 3, 40, 1), (9, 5, 128, 0), (150, 2, 64, 150)] {
+        let inputs = 70;
+        let mut random = Random::new((rows * width) as u64);
+        let x = random.tensor(rows, inputs);
+        let mut logits = random.tensor(rows, EXPERTS);
+        (0..favoured).for_each(|row| logits.row_mut(row)[3] = 9.0);
+        for dtype in [Dtype::Bf16, Dtype::F32, Dtype::Int8, Dtype::Int4] {
+            let mut matrices = |outputs: usize, inputs: usize| -> Vec<Matrix> {
+                let mut made =
+                    || Matrix::pack(inputs, &[Source::F32(&random.numbers(outputs * inputs))], dtype);
+                (0..EXPERTS).map(|_| made().unwrap()).collect()
+            };
+            let (up, down) = (matrices(2 * width, inputs), matrices(inputs, width));
+            // What comes of some rows, in batches of so many.
+            let run = |isa, workers, x: &Tensor, logits: &Tensor, rows: usize, most: usize| {
+                let lane = lane(isa, workers);
+                let mut routing = Routing::new(rows, EXPERTS, active);
+                route(&lane, logits.view(rows), true, &mut routing);
+                let mut out = Tensor::zeros(rows, inputs);
+                let mut write = Write::Replace;
+                for groups in routing.batches(most) {
+                    let n = groups.len();
+                    let (mut between, mut activated, mut back) =
+                        (Tensor::zeros(n, 2 * width), Tensor::zeros(n, width), Tensor::zeros(n, inputs));
+                    let to = (Activation::Silu, activated.view_mut(n));
+                    matmul_experts_activated(
+                        &lane,
+                        x.view(rows),
+                        groups,
+                        &|e| &up[e],
+                        between.view_mut(n),
+                        to,
+                    );
+                    matmul_experts(&lane, activated.view(n), groups, &|e| &down[e], back.view_mut(n));
+                    for (place, row) in groups.rows.iter().enumerate() {
+                        let starts =
+                            groups.starts.iter().take_while(|s| **s - groups.starts[0] <= place as u32);
+                        let expert = groups.experts[starts.count() - 1] as usize;
+                        let row = Tensor::from_rows(inputs, x.row(*row as usize));
+                        let mut alone = Tensor::zeros(1, width);
+                        let product_of_row = product(&lane, row.view(1), &up[expert]);
+                        activate(&lane, product_of_row.view(1), Activation::Silu, alone.view_mut(1));
+                        assert_eq!(bits(&alone, 1)[0], bits(&activated, n)[place], "{isa} {dtype} {place}");
+                        let alone = product(&lane, alone.view(1), &down[expert]);
+                        assert_eq!(bits(&alone, 1)[0], bits(&back, n)[place], "{isa} {dtype} {place}");
+                    }
+                    sum_experts(&lane, back.view(n), groups, &routing, out.view_mut(rows), write);
+                    write = Write::Add;
+                }
+                bits(&out, rows)
+            };
+            on_each_isa(|isa| {
+                let whole = run(isa, 1, &x, &logits, rows, usize::MAX);
+                assert!(whole.iter().flatten().any(|sum| *sum != 0));
+                for (workers, most) in [(2, usize::MAX), (3, 1), (2, rows)] {
+                    assert_eq!(run(isa, workers, &x, &logits, rows, most), whole, "{isa} {dtype} {most}");
+                }
+                for row in [0, rows / 2, rows - 1] {
+                    let [x, logits] = [&x, &logits].map(|all| Tensor::from_rows(all.cols(), all.row(row)));
+                    let alone = run(isa, 1, &x, &logits, 1, usize::MAX);
+                    assert_eq!(alone[0], whole[row], "{isa} {dtype} row {row} of {rows}");
                 }
             });
         }

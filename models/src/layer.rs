@@ -4,8 +4,9 @@ use faser_kernels::ops::{self, AttentionShape, Norm, Write};
 use faser_kernels::{KvCache, Lane, Matrix, RopeTable, Rows, Tensor, Vector, ViewMut};
 
 use crate::block::first;
+use crate::experts::{ExpertsBranch, Through};
 use crate::scratch::HeadScratch;
-use crate::{LayerSpec, ModelConfig, Scratch, Shard};
+use crate::{Experts, LayerSpec, ModelConfig, Scratch, Shard};
 
 /// The weights of one layer, as a device holds them. What a family does not have is `None`.
 pub(crate) struct Layer<M = Matrix, V = Vector> {
@@ -15,7 +16,13 @@ pub(crate) struct Layer<M = Matrix, V = Vector> {
     pub(crate) sinks: Option<V>,
     /// Of the residual stream, where the token's embedding stands beside it.
     pub(crate) stream_norm: Option<V>,
-    pub(crate) mlp: Branch<M, V>,
+    pub(crate) mlp: MlpBranch<M, V>,
+}
+
+/// The MLP branch.
+pub(crate) enum MlpBranch<M = Matrix, V = Vector> {
+    Dense(Branch<M, V>),
+    Experts(ExpertsBranch<M, V>),
 }
 
 /// What both branches have: see [`crate::layer_spec`].
@@ -32,12 +39,17 @@ pub(crate) struct Branch<M = Matrix, V = Vector> {
 impl<M, V> Layer<M, V> {
     /// All there is, with what each takes.
     pub(crate) fn bytes(&self, matrix: impl Fn(&M) -> u64, vector: impl Fn(&V) -> u64) -> u64 {
-        let branches = [&self.attention, &self.mlp];
+        let of_branch = |branch: &Branch<M, V>| {
+            let Branch { norm_before, inputs, inputs_bias, output, output_bias, norm_after } = branch;
+            let optional = [inputs_bias, output_bias, norm_after].into_iter().flatten();
+            matrix(inputs) + matrix(output) + optional.chain([norm_before]).map(&vector).sum::<u64>()
+        };
+        let mlp = match &self.mlp {
+            MlpBranch::Dense(mlp) => of_branch(mlp),
+            MlpBranch::Experts(mlp) => vector(&mlp.norm_before) + mlp.matrices().map(&matrix).sum::<u64>(),
+        };
         let heads = [&self.q_norm, &self.k_norm, &self.sinks, &self.stream_norm].into_iter().flatten();
-        let optional = branches.into_iter().flat_map(|b| [&b.inputs_bias, &b.output_bias, &b.norm_after]);
-        let vectors = branches.into_iter().map(|b| &b.norm_before).chain(optional.flatten()).chain(heads);
-        let matrices = branches.into_iter().flat_map(|b| [&b.inputs, &b.output]);
-        vectors.map(vector).sum::<u64>() + matrices.map(matrix).sum::<u64>()
+        of_branch(&self.attention) + mlp + heads.map(&vector).sum::<u64>()
     }
 }
 
@@ -53,9 +65,15 @@ impl Layer {
         let at = &At { rows: first(at.rows, queries), ..*at };
         let Scratch { x, normed, attended, .. } = scratch;
         self.attention.close(at, attended, normed, x);
-        self.activate(at, scratch);
-        let Scratch { x, normed, activated, .. } = scratch;
-        self.mlp.close(at, activated, normed, x);
+        match (&self.mlp, at.spec.mlp.kind.experts()) {
+            (MlpBranch::Experts(mlp), Some(experts)) => mix(mlp, experts, at, scratch),
+            (MlpBranch::Dense(mlp), None) => {
+                mlp.activate(at, scratch);
+                let Scratch { x, normed, activated, .. } = scratch;
+                mlp.close(at, activated, normed, x);
+            }
+            _ => panic!("a layer of another spec"),
+        }
     }
 
     /// The attention branch up to its output projection: `scratch.x` to `scratch.attended`.
@@ -136,22 +154,22 @@ impl Layer {
         let out = out.view_mut(n).columns(0..inputs.out_features());
         ops::matmul(lane, beside.view(n), inputs, inputs_bias.as_ref(), out, Write::Replace);
     }
+}
 
+impl Branch {
     /// The MLP branch up to its down projection: `scratch.x` to `scratch.activated`.
     pub(crate) fn activate(&self, at: &At<'_>, scratch: &mut Scratch) {
         let n = at.rows.positions.len();
         let Scratch { x, mlp, activated, .. } = scratch;
-        let Branch { norm_before: weight, inputs, inputs_bias, .. } = &self.mlp;
-        let norm = Norm { weight, eps: at.config.rms_eps };
+        let norm = Norm { weight: &self.norm_before, eps: at.config.rms_eps };
         let activation = at.spec.mlp.kind.activation().0;
-        // It may be wide enough for layers that have more.
-        let (mlp, activated) = (mlp.view_mut(n).columns(0..inputs.out_features()), activated.view_mut(n));
-        let bias = inputs_bias.as_ref();
-        ops::matmul_activated(at.lane, x.view(n), norm, inputs, bias, mlp, (activation, activated));
+        // They may be wide enough for layers that have more.
+        let mlp = mlp.view_mut(n).columns(0..self.inputs.out_features());
+        let activated = activated.view_mut(n).columns(0..self.output.in_features());
+        let bias = self.inputs_bias.as_ref();
+        ops::matmul_activated(at.lane, x.view(n), norm, &self.inputs, bias, mlp, (activation, activated));
     }
-}
 
-impl Branch {
     /// The residual stream `x`, normalised, to the branch's projections `out`.
     fn open(&self, at: &At<'_>, x: &Tensor, out: &mut Tensor) {
         let n = at.rows.positions.len();
@@ -166,7 +184,8 @@ impl Branch {
     fn close(&self, at: &At<'_>, from: &Tensor, sum: &mut Tensor, x: &mut Tensor) {
         let n = at.rows.positions.len();
         let project = |to: &mut Tensor, write| {
-            let (from, to) = (from.view(n), to.view_mut(n));
+            // It may be wide enough for layers that have more.
+            let (from, to) = (from.view(n).columns(0..self.output.in_features()), to.view_mut(n));
             ops::matmul(at.lane, from, &self.output, self.output_bias.as_ref(), to, write);
         };
         match &self.norm_after {
@@ -181,6 +200,18 @@ impl Branch {
             }
         }
     }
+}
+
+/// Adds what the experts make of the residual stream to it. Of a group each rank has a share, as of any branch.
+pub(crate) fn mix(branch: &ExpertsBranch, spec: &Experts, at: &At<'_>, scratch: &mut Scratch) {
+    let (lane, rows, eps) = (at.lane, at.rows.positions.len(), at.config.rms_eps);
+    let Scratch { x, normed, mlp, activated, experts: Some(room), .. } = scratch else {
+        panic!("the scratch of a model without experts");
+    };
+    let write = if at.shard.is_first() { Write::Add } else { Write::Replace };
+    let through = Through { lane, rows, eps, x: &mut *x, normed, mlp, activated, room };
+    branch.forward(spec, through, write);
+    summed(lane, x.view_mut(rows));
 }
 
 /// Where and for which rows a layer runs.

@@ -5,7 +5,10 @@
 //!    └───────────────────────────────────────────────┘   └──────────────────────────────────────────────┘
 //!      attention branch                                    MLP branch
 //! ```
-//! Loaders (and so sizes, shards and synthetic sources) walk [`LayerSpec::branches`]; the forward passes read the rest.
+//! The MLP may be a mixture of experts: small MLPs of which a router chooses some for each row.
+//!
+//! Loaders (and so sizes, shards and synthetic sources) walk [`LayerSpec::attention_weights`] and [`LayerSpec::mlp_weights`]; the forward
+//! passes read the rest.
 
 use faser_kernels::ops::Activation;
 
@@ -85,15 +88,54 @@ pub enum Mlp {
     Gated(Activation),
     /// `down(f(up(x)))`.
     Plain(Activation),
+    /// The weighed sum of a row's experts, each gated.
+    Experts(Experts),
+}
+
+/// A mixture of experts. It has no biases, and no norm behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Of each expert.
+    pub activation: Activation,
+    /// How many there are.
+    pub count: usize,
+    /// How many a row goes to: those of its largest router logits.
+    pub active: usize,
+    /// Width of an expert between gate/up and down.
+    pub width: usize,
+    /// A row's experts are weighed by the softmax over them alone; else by that over all.
+    pub renormed: bool,
+    /// Width of an expert that every row goes to, weighed by a gate of its own.
+    pub shared: Option<usize>,
+}
+
+impl Experts {
+    /// Outputs of the router: a logit for each expert, and the gate of the shared one behind them.
+    pub(crate) fn router_width(&self) -> usize {
+        self.count + usize::from(self.shared.is_some())
+    }
 }
 
 impl Mlp {
     /// The activation, and whether it is gated.
     pub(crate) fn activation(self) -> (Activation, bool) {
         match self {
-            Mlp::Gated(activation) => (activation, true),
+            Mlp::Gated(activation) | Mlp::Experts(Experts { activation, .. }) => (activation, true),
             Mlp::Plain(activation) => (activation, false),
         }
+    }
+
+    /// The experts, if it has some.
+    pub fn experts(&self) -> Option<&Experts> {
+        match self {
+            Mlp::Experts(experts) => Some(experts),
+            Mlp::Gated(_) | Mlp::Plain(_) => None,
+        }
+    }
+
+    /// Width, between its projections, of what every row goes through: all of it, or the shared expert; `intermediate` is the model's.
+    pub(crate) fn dense_width(&self, intermediate: usize) -> usize {
+        self.experts().map_or(intermediate, |experts| experts.shared.unwrap_or(0))
     }
 }
 
@@ -127,40 +169,81 @@ impl LayerSpec {
         self.attention.norms.after.is_some() || self.mlp.norms.after.is_some()
     }
 
-    /// The weights of both branches: attention, MLP.
-    pub(crate) fn branches(&self) -> [BranchWeights; 2] {
-        let LayerSpec { attention, mlp } = self;
-        let (qkv, gated, plain): (&[_], &[_], &[_]) = (
-            &[
-                ("self_attn.q_proj", Split::Heads),
-                ("self_attn.k_proj", Split::KvHeads),
-                ("self_attn.v_proj", Split::KvHeads),
-            ],
-            &[("mlp.gate_proj", Split::Mlp), ("mlp.up_proj", Split::Mlp)],
-            &[("mlp.up_proj", Split::Mlp)],
-        );
-        [
-            BranchWeights {
-                norms: attention.norms,
-                inputs: qkv,
-                input_streams: 1 + usize::from(attention.beside_embedding.is_some()),
-                inputs_bias: attention.qkv_bias,
-                output: ("self_attn.o_proj", Split::Heads),
-                output_bias: attention.o_bias,
-                keys: "num_attention_heads, num_key_value_heads, head_dim, hidden_size",
-                bias_keys: "architectures, attention_bias",
-            },
-            BranchWeights {
-                norms: mlp.norms,
-                inputs: if mlp.kind.activation().1 { gated } else { plain },
+    /// The weights of the attention branch.
+    pub(crate) fn attention_weights(&self) -> BranchWeights {
+        let attention = &self.attention;
+        let inputs = [("q_proj", Split::Heads), ("k_proj", Split::KvHeads), ("v_proj", Split::KvHeads)];
+        BranchWeights {
+            norms: attention.norms,
+            inputs: inputs.map(|(name, split)| (format!("self_attn.{name}"), split)).to_vec(),
+            input_streams: 1 + usize::from(attention.beside_embedding.is_some()),
+            inputs_bias: attention.qkv_bias,
+            output: ("self_attn.o_proj".to_owned(), Split::Heads),
+            output_bias: attention.o_bias,
+            keys: "num_attention_heads, num_key_value_heads, head_dim, hidden_size",
+            bias_keys: "architectures, attention_bias",
+        }
+    }
+
+    /// The weights of the MLP branch.
+    pub(crate) fn mlp_weights(&self) -> MlpWeights {
+        let MlpSpec { norms, kind, bias } = self.mlp;
+        let Some(experts) = kind.experts() else {
+            let weights = GatedWeights::new("mlp", Split::Mlp, "intermediate_size, hidden_size");
+            let gate = usize::from(!kind.activation().1);
+            return MlpWeights::Dense(BranchWeights {
+                norms,
+                inputs: weights.inputs[gate..].to_vec(),
                 input_streams: 1,
-                inputs_bias: mlp.bias,
-                output: ("mlp.down_proj", Split::Mlp),
-                output_bias: mlp.bias,
-                keys: "intermediate_size, hidden_size",
+                inputs_bias: bias,
+                output: weights.output,
+                output_bias: bias,
+                keys: weights.keys,
                 bias_keys: "mlp_bias",
-            },
-        ]
+            });
+        };
+        let shared = experts.shared.map(|width| {
+            let keys = "shared_expert_intermediate_size, hidden_size";
+            GatedWeights::new("mlp.shared_expert", Split::Width(width), keys)
+        });
+        let router = ["mlp.gate", "mlp.shared_expert_gate"].into_iter().zip([experts.count, 1]);
+        let (width, keys) = (Split::Width(experts.width), "num_experts, moe_intermediate_size, hidden_size");
+        let each = |expert| GatedWeights::new(&format!("mlp.experts.{expert}"), width, keys);
+        MlpWeights::Experts(ExpertsWeights {
+            norms,
+            router: router.take(1 + usize::from(shared.is_some())).collect(),
+            each: (0..experts.count).map(each).collect(),
+            shared,
+        })
+    }
+}
+
+/// The weights of an MLP branch.
+pub(crate) enum MlpWeights {
+    Dense(BranchWeights),
+    Experts(ExpertsWeights),
+}
+
+/// Those of a mixture of experts. The names are those of Qwen's checkpoints; sources whose files have others translate them.
+pub(crate) struct ExpertsWeights {
+    pub(crate) norms: Norms,
+    /// Parts of the router, with their outputs, one matrix; every shard has all of it.
+    pub(crate) router: Vec<(&'static str, usize)>,
+    pub(crate) each: Vec<GatedWeights>,
+    pub(crate) shared: Option<GatedWeights>,
+}
+
+/// Those of a gated MLP without a norm: gate and up, one matrix, and down.
+pub(crate) struct GatedWeights {
+    pub(crate) inputs: [(String, Split); 2],
+    pub(crate) output: (String, Split),
+    pub(crate) keys: &'static str,
+}
+
+impl GatedWeights {
+    fn new(place: &str, split: Split, keys: &'static str) -> GatedWeights {
+        let of = |part: &str| (format!("{place}.{part}_proj"), split);
+        GatedWeights { inputs: [of("gate"), of("up")], output: of("down"), keys }
     }
 }
 
@@ -168,11 +251,11 @@ impl LayerSpec {
 pub(crate) struct BranchWeights {
     pub(crate) norms: Norms,
     /// Projections of the branch's input, one matrix on every device: `[outputs, input_streams * hidden]`, shards have some of the outputs.
-    pub(crate) inputs: &'static [(&'static str, Split)],
+    pub(crate) inputs: Vec<(String, Split)>,
     pub(crate) input_streams: usize,
     pub(crate) inputs_bias: bool,
     /// The projection back: `[hidden, inputs]`, shards have some of the inputs, and their outputs are summed.
-    pub(crate) output: (&'static str, Split),
+    pub(crate) output: (String, Split),
     pub(crate) output_bias: bool,
     /// The keys of config.json that the shapes follow from, and the biases' presence.
     pub(crate) keys: &'static str,
@@ -188,6 +271,8 @@ pub(crate) enum Split {
     KvHeads,
     /// Columns of the MLP.
     Mlp,
+    /// Columns of an expert, so many.
+    Width(usize),
     /// Tokens of the vocabulary.
     Tokens,
 }

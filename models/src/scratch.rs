@@ -6,6 +6,7 @@ use faser_kernels::{Lane, Rows, Tensor};
 
 use crate::ModelConfig;
 use crate::block::BlockScratch;
+use crate::experts::ExpertsScratch;
 use crate::features::{FeatureWriter, Features, Fusion};
 use crate::markov::MarkovScratch;
 
@@ -21,8 +22,10 @@ pub struct Scratch {
     pub(crate) attended: Tensor,
     /// The projections of the MLP's input side by side.
     pub(crate) mlp: Tensor,
-    /// The MLP's activations: `intermediate` columns.
+    /// The MLP's activations.
     pub(crate) activated: Tensor,
+    /// What a model with experts needs more.
+    pub(crate) experts: Option<ExpertsScratch>,
     /// The rows that need logits, gathered; then the same, normalised.
     pub(crate) gathered: Tensor,
     pub(crate) final_normed: Tensor,
@@ -58,7 +61,8 @@ impl Scratch {
             qkv: Tensor::zeros(max_rows, config.q_width() + 2 * config.kv_width()),
             attended: Tensor::zeros(max_rows, config.q_width()),
             mlp: Tensor::zeros(max_rows, config.mlp_width()),
-            activated: Tensor::zeros(max_rows, config.intermediate),
+            activated: Tensor::zeros(max_rows, config.activated_width()),
+            experts: ExpertsScratch::of(config, max_rows),
             gathered: Tensor::zeros(max_logit_rows, config.hidden),
             final_normed: Tensor::zeros(max_logit_rows, config.hidden),
             logits: Tensor::zeros(max_logit_rows, config.vocab),
@@ -80,7 +84,7 @@ impl Scratch {
             + 2 * config.q_width()
             + 2 * config.kv_width()
             + config.mlp_width()
-            + config.intermediate;
+            + config.activated_width();
         let logit_row = 2 * config.hidden + config.vocab;
         let (row, logit_row) = match &config.head {
             Some(head) => {
@@ -90,7 +94,7 @@ impl Scratch {
             None => (row, logit_row),
         };
         let columns = (max_rows as u64) * (row as u64) + (max_logit_rows as u64) * (logit_row as u64);
-        columns * size_of::<f32>() as u64
+        columns * size_of::<f32>() as u64 + ExpertsScratch::bytes(config, max_rows)
     }
 
     /// Of a head that proposes a block: the pass that begins has so many rows of blocks, whole ones; behind them stand rows of the text, which begin

@@ -7,6 +7,8 @@
 //! o             inputs 0..H/2     inputs H/2..H      outputs summed over the ranks
 //! gate, up      outputs           outputs
 //! down          inputs            inputs             outputs summed over the ranks
+//! experts       as gate, up and down, each expert
+//! router        all of it         all of it
 //! LM head       tokens 0..V/2     tokens V/2..V      each rank has logits of its tokens
 //! norms         all of them       all of them
 //! ```
@@ -17,7 +19,7 @@ use std::ops::Range;
 use faser_kernels::collective::part;
 
 use crate::layer_spec::Split;
-use crate::{ModelConfig, ModelError};
+use crate::{Mlp, ModelConfig, ModelError};
 
 /// Which part of a model: that of one rank of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,14 +46,19 @@ impl Shard {
     pub fn check(self, config: &ModelConfig) -> Result<(), ModelError> {
         let Shard { rank, ranks } = self;
         let ModelConfig { heads, kv_heads, intermediate, vocab, .. } = *config;
+        let experts = || config.layers.iter().map(|layer| layer.mlp.kind.experts());
+        let mut widths =
+            experts().flatten().flat_map(|experts| [Some(experts.width), experts.shared]).flatten();
         let problem = if ranks == 0 || rank >= ranks {
             format!("there is no rank {rank}")
         } else if !heads.is_multiple_of(ranks) {
             format!("its {heads} heads cannot be split evenly")
         } else if !kv_heads.is_multiple_of(ranks) && !ranks.is_multiple_of(kv_heads) {
             format!("its {kv_heads} KV heads can neither be split evenly nor be held by equally many ranks")
-        } else if !intermediate.is_multiple_of(ranks) {
+        } else if !intermediate.is_multiple_of(ranks) && experts().any(|experts| experts.is_none()) {
             format!("its MLP's {intermediate} columns cannot be split evenly")
+        } else if let Some(width) = widths.find(|width| !width.is_multiple_of(ranks)) {
+            format!("the {width} columns of an expert cannot be split evenly")
         } else if part(vocab, ranks - 1, ranks).is_empty() {
             format!("a vocabulary of {vocab} leaves some without a token")
         } else {
@@ -60,9 +67,17 @@ impl Shard {
         Err(ModelError::Shard { ranks, problem })
     }
 
-    /// The sizes of this shard of a model: those of the whole but for heads, KV heads, MLP and vocabulary.
+    /// The sizes of this shard of a model: those of the whole but for heads, KV heads, MLPs and vocabulary.
     pub fn config(self, whole: &ModelConfig) -> ModelConfig {
+        let own = |width: usize| part(width, self.rank, self.ranks).len();
+        let mut layers = whole.layers.clone();
+        for layer in &mut layers {
+            if let Mlp::Experts(experts) = &mut layer.mlp.kind {
+                (experts.width, experts.shared) = (own(experts.width), experts.shared.map(own));
+            }
+        }
         ModelConfig {
+            layers,
             heads: self.heads(whole).len(),
             kv_heads: self.kv_heads(whole).len(),
             intermediate: self.intermediate(whole).len(),
@@ -105,6 +120,7 @@ impl Split {
             Split::Heads => whole.q_width(),
             Split::KvHeads => whole.kv_width(),
             Split::Mlp => whole.intermediate,
+            Split::Width(width) => width,
             Split::Tokens => whole.vocab,
         }
     }
@@ -116,6 +132,7 @@ impl Split {
             Split::Heads => wide(shard.heads(whole)),
             Split::KvHeads => wide(shard.kv_heads(whole)),
             Split::Mlp => shard.intermediate(whole),
+            Split::Width(width) => part(width, shard.rank, shard.ranks),
             Split::Tokens => shard.tokens(whole),
         }
     }

@@ -14,8 +14,11 @@ const ROWS: usize = 24;
 
 #[test]
 fn a_second_pass_allocates_nothing() {
-    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Int4] {
-        let (model, _) = pair(&SyntheticSpec::preset("tiny").unwrap(), dtype, &mut |_| {}).unwrap();
+    let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Int4];
+    let tiny = SyntheticSpec::preset("tiny").unwrap();
+    let with_experts = SyntheticSpec { experts: 6, experts_per_token: 3, intermediate: 64, ..tiny.clone() };
+    for (spec, dtype) in [tiny, with_experts].iter().flat_map(|spec| dtypes.map(|dtype| (spec, dtype))) {
+        let (model, _) = pair(spec, dtype, &mut |_| {}).unwrap();
         // One worker: with helpers, which of them meets its first large op in the second pass is chance.
         let lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
         let mut kv = KvCache::new(model.kv_shape(2, 16), model.kv_dtype()).unwrap();
@@ -48,6 +51,6 @@ fn a_second_pass_allocates_nothing() {
         pass();
         let before = allocations();
         pass();
-        assert_eq!(allocations(), before, "{dtype}");
+        assert_eq!(allocations(), before, "{dtype}, {} experts", spec.experts);
     }
 }

@@ -100,6 +100,8 @@ pub(crate) struct LanePasses {
     /// Tokens before the last row of a pass with context, and blocks of its table.
     pub(crate) context: usize,
     pub(crate) table: usize,
+    /// Tokens that the model knows.
+    pub(crate) vocab: usize,
 }
 
 impl LanePasses {

@@ -16,6 +16,8 @@ fn shape() -> SyntheticSpec {
         draft_layers: 1,
         hidden: 64,
         intermediate: 32,
+        experts: 0,
+        experts_per_token: 0,
         heads: 8,
         kv_heads: 2,
         vocab: VOCAB,

@@ -44,6 +44,8 @@ fn models() -> (Arc<Model>, Arc<Model>) {
             draft_layers: 1,
             hidden: 32,
             intermediate: 32,
+            experts: 0,
+            experts_per_token: 0,
             heads: 2,
             kv_heads: 1,
             vocab: VOCAB,

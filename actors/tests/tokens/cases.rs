@@ -174,6 +174,8 @@ pub(crate) fn spec() -> SyntheticSpec {
         draft_layers: 1,
         hidden: 32,
         intermediate: 48,
+        experts: 0,
+        experts_per_token: 0,
         heads: 4,
         kv_heads: 2,
         vocab: VOCAB,
@@ -215,6 +217,11 @@ pub(crate) fn pair_of(spec: &SyntheticSpec, dtype: Dtype) -> Pair {
 /// A target whose draft is often right.
 pub(crate) fn often_right(dtype: Dtype) -> Pair {
     pair_of(&often_right_spec(), dtype)
+}
+
+/// A pair whose layers have experts, of each row a few.
+pub(crate) fn with_experts(dtype: Dtype) -> Pair {
+    pair_of(&SyntheticSpec { experts: 5, experts_per_token: 2, intermediate: 16, ..spec() }, dtype)
 }
 
 /// That of [`often_right`].

@@ -81,6 +81,8 @@ fn pair() -> Pair {
         draft_layers: 1,
         hidden: 16,
         intermediate: 16,
+        experts: 0,
+        experts_per_token: 0,
         heads: 2,
         kv_heads: 1,
         vocab: VOCAB,

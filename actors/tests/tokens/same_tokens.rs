@@ -13,7 +13,9 @@ use faser_engine::{
 };
 use faser_models::HeadKind;
 
-use crate::cases::{BLOCK, BLOCK_KINDS, Case, END, GRAMMARS, Got, often_right, pair, solo, with_head};
+use crate::cases::{
+    BLOCK, BLOCK_KINDS, Case, END, GRAMMARS, Got, often_right, pair, solo, with_experts, with_head,
+};
 use crate::rig::{Pair, Plan, Random, Rig, Times, have_it_prepare};
 
 /// From this many cases on, everything that is meant to happen must have happened.
@@ -92,7 +94,8 @@ fn a_request_gets_the_tokens_of_its_solo_run_whatever_happens_around_it() {
         (Dtype::F32, Dtype::Bf16, HeadKind::Block(BLOCK_KINDS[2])),
     ];
     let heads = heads.map(|(target, head, kind)| with_head(target, head, kind));
-    let pairs = [&[Dtype::F32, Dtype::Bf16, Dtype::Int8].map(pair)[..], &heads].concat();
+    let experts = [Dtype::F32, Dtype::Int8].map(with_experts);
+    let pairs = [&[Dtype::F32, Dtype::Bf16, Dtype::Int8].map(pair)[..], &experts, &heads].concat();
     let mut tally = Tally::default();
     for seed in first_seed..first_seed + cases {
         let _replay = Replay { seed };

@@ -363,11 +363,13 @@ fn synthetic(mut fields: Fields<'_>) -> Result<SyntheticSpec, FieldError> {
     let preset = fields.text("preset")?.unwrap_or("tiny");
     let mut spec = SyntheticSpec::preset(preset)
         .map_err(|err| fields.wrong("preset", format!("cannot be used: {err}")))?;
-    let sizes: [(&'static str, &mut usize); 8] = [
+    let sizes: [(&'static str, &mut usize); 10] = [
         ("layers", &mut spec.layers),
         ("draft_layers", &mut spec.draft_layers),
         ("hidden", &mut spec.hidden),
         ("intermediate", &mut spec.intermediate),
+        ("experts", &mut spec.experts),
+        ("experts_per_token", &mut spec.experts_per_token),
         ("heads", &mut spec.heads),
         ("kv_heads", &mut spec.kv_heads),
         ("vocab", &mut spec.vocab),

@@ -127,6 +127,12 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     notes.extend(crate::config_pair::shorter_draft(&bounds));
     let on_gpu = matches!(devices, PlanDevices::Gpus { .. });
     let of_draft = models.draft.as_ref().map(|draft| &draft.config);
+    if on_gpu {
+        let mut both = std::iter::once(&models.target.config).chain(of_draft);
+        let has_kernels =
+            |model| CudaModel::has_kernels(model).map_err(|why| LoadError::PlanUnfit(why.to_string()));
+        both.try_for_each(has_kernels)?;
+    }
     crate::config_pair::refuse_unfit_head(of_draft, config)?;
     notes.extend(of_draft.and_then(crate::config_pair::kind_of_draft));
     let head = of_draft.filter(|draft| draft.head.is_some());

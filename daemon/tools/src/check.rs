@@ -10,7 +10,7 @@ use faser_config::device::Machine;
 use faser_config::{Config, ConfigError, sizes};
 use faser_engine::cost::{PassCost, Reach};
 use faser_loading::load_pairs::{Loaded, load_all};
-use faser_models::CallFormat;
+use faser_models::{CallFormat, Experts, ModelConfig};
 use faser_openai::access::Access;
 use faser_terminal::Display;
 use faser_topology::Node;
@@ -181,17 +181,32 @@ fn lanes(device: &DeviceSpec) -> Vec<String> {
 fn described(model: &ModelFacts) -> String {
     let config = &model.config;
     format!(
-        "{:?}, {} layers, hidden {}, {} heads ({} kv), vocabulary {}, context {}, {} weights {}",
+        "{:?}, {} layers, hidden {}, {} heads ({} kv){}, vocabulary {}, context {}, {} weights {}",
         config.architecture,
         config.layers.len(),
         config.hidden,
         config.heads,
         config.kv_heads,
+        experts(config),
         config.vocab,
         config.max_context,
         model.dtype,
         sizes::written(model.weight_bytes),
     )
+}
+
+/// How many experts there are, and what of all parameters a token goes through.
+fn experts(config: &ModelConfig) -> String {
+    let Some(Experts { count, active, width, shared, .. }) = config.experts() else { return String::new() };
+    let with = config.layers.iter().filter(|layer| layer.mlp.kind.experts().is_some()).count();
+    let some = if with < config.layers.len() { format!(" in {with} layers") } else { String::new() };
+    let shared = shared.map_or_else(String::new, |width| format!(" and a shared one of {width}"));
+    let billions = |parameters| parameters as f64 / 1e9;
+    let share = config.parameters().map_or_else(
+        |_| String::new(),
+        |(all, own)| format!(" ({:.3}B of {:.3}B parameters)", billions(own), billions(all)),
+    );
+    format!(", {count} experts of width {width}{some}, {active}{shared} per token{share}")
 }
 
 /// The NUMA nodes, and on which of them (by number) the weights are.
@@ -204,6 +219,21 @@ fn nodes(nodes: &[Node], weights: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn experts_are_told_with_what_a_token_goes_through() {
+        let keys = |more: &[(&str, u64)]| {
+            let mut keys = serde_json::json!({"architectures": ["Qwen2MoeForCausalLM"]});
+            more.iter().for_each(|(key, value)| keys[key] = (*value).into());
+            experts(&ModelConfig::from_json(std::path::Path::new("config.json"), keys).unwrap())
+        };
+        // Qwen1.5-MoE-A2.7B, which its card says to have 14.3 billion parameters, of which 2.7 billion are active.
+        assert_eq!(
+            keys(&[]),
+            ", 60 experts of width 1408, 4 and a shared one of 5632 per token (2.689B of 14.316B parameters)"
+        );
+        assert!(keys(&[("decoder_sparse_step", 2)]).contains("of width 1408 in 12 layers, 4 and"));
+    }
 
     #[test]
     fn nodes_are_told_with_their_cores_and_where_weights_are() {

@@ -21,6 +21,8 @@ pub(crate) fn spec(small: bool, kv_heads: usize) -> SyntheticSpec {
         draft_layers: 1,
         hidden: size(1024, 256),
         intermediate: size(2816, 96),
+        experts: 0,
+        experts_per_token: 0,
         heads: 8,
         kv_heads,
         vocab: size(32_000, 300),

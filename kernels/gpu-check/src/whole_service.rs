@@ -98,6 +98,8 @@ impl Pair {
             draft_layers: 1,
             hidden: setting.size(256, 32),
             intermediate: setting.size(512, 32),
+            experts: 0,
+            experts_per_token: 0,
             heads: setting.size(4, 2),
             kv_heads: setting.size(2, 1),
             vocab: setting.size(2048, 256),

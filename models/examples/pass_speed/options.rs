@@ -6,7 +6,7 @@ use faser_kernels::{Dtype, Isa};
 /// Times whole passes of a model, and the read bandwidth they are bound by.
 #[derive(Parser)]
 pub(crate) struct Options {
-    /// Shape: 1.1b (TinyLlama's), 110m or tiny; or a model's folder or GGUF file.
+    /// Shape: 1.1b (TinyLlama's), 110m, tiny or 1b-a80m (with experts, all of which the floor counts); or a model's folder or GGUF file.
     #[arg(long, default_value = "1.1b")]
     pub(crate) model: String,
     /// What the matrices are held in: bf16, int8, int4 or f32.

@@ -101,9 +101,9 @@ fn figures(workload: &Workload, case: Case, timings: &[Timing]) -> Figures {
     let of = |part: fn(&Timing) -> f64| spread(timings.iter().map(part), f64::min);
     let pass_ms = of(|timing| timing.whole.as_secs_f64() * 1e3);
     let config = workload.model().config();
-    let (q, kv) = (config.q_width(), config.kv_width());
-    let layer = config.hidden * (2 * q + 2 * kv + 3 * config.intermediate);
-    let weights = config.layers.len() * layer + config.hidden * config.vocab;
+    // What a row is multiplied by; of an embedding that is no LM head it has a row.
+    let looked_up = if config.tie_embeddings { 0 } else { config.hidden * config.vocab };
+    let weights = config.parameters().map_or(0, |(_, active)| active as usize - looked_up);
     Figures {
         context: case.context,
         rows: case.rows,
@@ -224,12 +224,12 @@ fn shares_of(cases: &[Figures]) {
             case.context,
             case.rows,
             parts.pass_ms,
-            own(|op| op == Op::Matmul),
+            own(|op| matches!(op, Op::Matmul | Op::MatmulExperts)),
             own(|op| op == Op::Attention),
-            own(|op| !matches!(op, Op::Matmul | Op::Attention | Op::Sample)),
+            own(|op| !matches!(op, Op::Matmul | Op::MatmulExperts | Op::Attention | Op::Sample)),
             own(|op| op == Op::Sample),
             barriers(|_| true),
-            barriers(|op| op == Op::Matmul),
+            barriers(|op| matches!(op, Op::Matmul | Op::MatmulExperts)),
             share(parts.unexplained_ms)
         );
     }

@@ -1,6 +1,7 @@
 //! The tensors of a model directory: memory-mapped safetensors, each read where it lies, with its shape checked against
 //! config.json.
 
+mod expert_layouts;
 mod files;
 mod folder;
 mod header;
@@ -14,6 +15,7 @@ use std::path::Path;
 
 use faser_kernels::{Source, Stored};
 
+use self::expert_layouts::{ExpertLayout, InStack};
 pub use self::files::weight_files;
 pub(crate) use self::files::{Files, has_weights};
 pub(crate) use self::folder::{check_pointer, why_not};
@@ -68,6 +70,7 @@ pub(crate) struct Checkpoint<'a> {
     files: &'a Files,
     headers: Vec<Header>,
     entries: HashMap<String, Entry>,
+    experts: ExpertLayout,
     total_bytes: u64,
 }
 
@@ -89,7 +92,8 @@ impl<'a> Checkpoint<'a> {
             }
             headers.push(header);
         }
-        Ok(Checkpoint { files, headers, entries, total_bytes })
+        let experts = ExpertLayout::of(entries.keys());
+        Ok(Checkpoint { files, headers, entries, experts, total_bytes })
     }
 }
 
@@ -118,20 +122,31 @@ impl Tensors for Checkpoint<'_> {
     }
 
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
-        let missing = || self.missing(name, reason);
-        let entry = self.entries.get(name).ok_or_else(missing)?;
+        let (name, place) = self.experts.stored(name);
+        let missing = || self.missing(&name, reason);
+        let entry = self.entries.get(&name).ok_or_else(missing)?;
         let path = self.files.path(entry.file);
-        let (placed, data) = self.stored(name).ok_or_else(missing)?;
-        entry.taken.set(true);
-        if placed.shape != shape {
-            return Err(ModelError::Shape {
-                path: path.to_owned(),
-                tensor: name.to_owned(),
-                found: placed.shape.clone(),
-                expected: shape.to_vec(),
-                reason: reason.to_owned(),
-            });
-        }
+        let (placed, data) = self.stored(&name).ok_or_else(missing)?;
+        let wrong = |expected: Vec<usize>| ModelError::Shape {
+            path: path.to_owned(),
+            tensor: name.clone(),
+            found: placed.shape.clone(),
+            expected,
+            reason: reason.to_owned(),
+        };
+        let data = match place {
+            Some(place) => {
+                let (data, last) = place.of(&placed.shape, shape, data).map_err(wrong)?;
+                // A stack of more experts than the model has is not all taken.
+                entry.taken.set(last);
+                data
+            }
+            None if placed.shape == shape => {
+                entry.taken.set(true);
+                data
+            }
+            None => return Err(wrong(shape.to_vec())),
+        };
         let stored = match placed.dtype.as_str() {
             "F32" => Stored::F32,
             "BF16" => Stored::Bf16,
@@ -139,7 +154,7 @@ impl Tensors for Checkpoint<'_> {
             _ => {
                 return Err(ModelError::TensorDtype {
                     path: path.to_owned(),
-                    tensor: name.to_owned(),
+                    tensor: name,
                     dtype: placed.dtype.escape_debug().to_string(),
                 });
             }
@@ -183,6 +198,31 @@ impl Tensors for Checkpoint<'_> {
     }
 }
 
+impl InStack {
+    /// The bytes of a matrix of this shape among those of the `stack`, and whether it is of the last expert.
+    ///
+    /// # Errors
+    /// The stack has another shape: the one that it should have.
+    fn of<'d>(
+        self,
+        stack: &[usize],
+        shape: &[usize],
+        data: &'d [u8],
+    ) -> Result<(&'d [u8], bool), Vec<usize>> {
+        let InStack { expert, part, parts } = self;
+        let (&[rows, cols], experts) = (shape, stack.first().copied().unwrap_or(0)) else {
+            return Err(shape.to_vec());
+        };
+        if stack != [experts.max(expert + 1), parts * rows, cols] {
+            return Err(vec![experts.max(expert + 1), parts * rows, cols]);
+        }
+        // The header saw to it that the bytes are those of the shape.
+        let each = data.len() / (experts * parts).max(1);
+        let first = (expert * parts + part) * each;
+        Ok((&data[first..first + each], expert + 1 == experts))
+    }
+}
+
 /// Tensors that some exporters write although they follow from config.json or from another tensor.
 fn harmless(name: &str, tied: bool) -> bool {
     // Of heads: what was needed for training alone.
@@ -192,6 +232,8 @@ fn harmless(name: &str, tied: bool) -> bool {
 fn hint(name: &str) -> &'static str {
     if name.starts_with("model.layers.") && name.ends_with(".bias") {
         ": check `attention_bias`, `mlp_bias` and `architectures`"
+    } else if name.contains(".experts.") {
+        ": check `num_experts`, `decoder_sparse_step`, `mlp_only_layers` and `num_hidden_layers`"
     } else if name.starts_with("model.layers.") {
         ": check `num_hidden_layers` and `architectures`"
     } else {

@@ -169,6 +169,37 @@ fn a_tensor_without_a_place_is_not_ignored() {
 }
 
 #[test]
+fn experts_that_are_not_as_config_json_has_them_are_named_as_they_are_stored() {
+    let copy = Copy::of("qwen3-moe", "experts");
+    copy.change_key("\"num_local_experts\": 8", "\"num_local_experts\": 7");
+    copy.refuses(&["layers.0.mlp.gate.weight", "[8, 32]", "[7, 32]", "num_experts"]);
+    let copy = Copy::of("qwen3-moe", "expert");
+    copy.change_tensors(|tensors| drop(tensors.remove("model.layers.1.mlp.experts.5.down_proj.weight")));
+    copy.refuses(&["`model.layers.1.mlp.experts.5.down_proj.weight`", "moe_intermediate_size"]);
+    let copy = Copy::of("qwen3-moe", "dense");
+    copy.change_key("\"mlp_only_layers\": []", "\"mlp_only_layers\": [0]");
+    copy.refuses(&["there is no tensor `model.layers.0.mlp.gate_proj.weight`"]);
+    let copy = Copy::of("mixtral", "expert");
+    copy.change_tensors(|tensors| {
+        drop(tensors.remove("model.layers.0.block_sparse_moe.experts.3.w3.weight"));
+    });
+    copy.refuses(&["`model.layers.0.block_sparse_moe.experts.3.w3.weight`"]);
+    let copy = Copy::of("qwen3-moe-stacked", "width");
+    copy.change_key("\"moe_intermediate_size\": 16", "\"moe_intermediate_size\": 24");
+    copy.refuses(&["`model.layers.1.mlp.experts.gate_up_proj`", "[6, 32, 32]", "[6, 48, 32]"]);
+    for (change, parts) in [(7, ["has no place", "num_experts"]), (5, ["[5, 32, 16]", "[6, 32, 16]"])] {
+        let copy = Copy::of("qwen3-moe-stacked", &format!("stack-{change}"));
+        copy.change_tensors(|tensors| {
+            let stack = tensors.get_mut("model.layers.1.mlp.experts.down_proj").unwrap();
+            let more = stack.narrow(0, 0, 1).unwrap();
+            let longer = Tensor::cat(&[&*stack, &more], 0).unwrap();
+            *stack = longer.narrow(0, 0, change).unwrap().contiguous().unwrap();
+        });
+        copy.refuses(&["`model.layers.1.mlp.experts.down_proj`", parts[0], parts[1]]);
+    }
+}
+
+#[test]
 fn copies_that_follow_from_the_rest_are_harmless() {
     let copy = Copy::of("qwen2-tied", "harmless");
     copy.change_tensors(|tensors| {

@@ -8,6 +8,7 @@ use faser_kernels::ops::Activation;
 use serde_json::Value;
 
 use super::ModelConfig;
+use super::experts_config::ExpertDefaults;
 use super::json_keys::Keys;
 use super::json_keys::MAX_LAYERS;
 use crate::layer_spec::{Mlp, Norms};
@@ -32,6 +33,12 @@ pub enum Architecture {
     Gemma3,
     /// `ArceeForCausalLM`: an MLP without a gate, squared ReLU.
     Arcee,
+    /// `MixtralForCausalLM`: Mistral with experts.
+    Mixtral,
+    /// `Qwen2MoeForCausalLM`: Qwen2 with experts, one of which every row goes to.
+    Qwen2Moe,
+    /// `Qwen3MoeForCausalLM`: Qwen3 with experts.
+    Qwen3Moe,
 }
 
 /// A family.
@@ -58,7 +65,7 @@ struct Shape<'a> {
 }
 
 /// All there are.
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 11] = [
     Family {
         architecture: Architecture::Llama,
         name: "Llama",
@@ -197,6 +204,86 @@ const FAMILIES: [Family; 8] = [
             Ok(())
         },
     },
+    Family {
+        architecture: Architecture::Mixtral,
+        name: "Mixtral",
+        defaults: Defaults {
+            intermediate_size: 14_336,
+            num_key_value_heads: Some(8),
+            max_position_embeddings: 131_072,
+            rms_norm_eps: 1e-5,
+            rope_theta: 1e6,
+            experts: Some(ExpertDefaults {
+                num_experts: 8,
+                num_experts_per_tok: 2,
+                moe_intermediate_size: None,
+                shared_expert_intermediate_size: None,
+            }),
+            ..LLAMA
+        },
+        activation: "hidden_act",
+        reads: &["sliding_window"],
+        shape: |shape| {
+            let window = shape.window()?;
+            shape.each(|layer, _| layer.attention.window = window);
+            shape.mix()
+        },
+    },
+    Family {
+        architecture: Architecture::Qwen2Moe,
+        name: "Qwen2Moe",
+        defaults: Defaults {
+            hidden_size: 2048,
+            intermediate_size: 5632,
+            num_hidden_layers: 24,
+            num_attention_heads: 16,
+            num_key_value_heads: Some(16),
+            experts: Some(ExpertDefaults {
+                num_experts: 60,
+                num_experts_per_tok: 4,
+                moe_intermediate_size: Some(1408),
+                shared_expert_intermediate_size: Some(5632),
+            }),
+            ..QWEN2
+        },
+        activation: "hidden_act",
+        reads: &["sliding_window"],
+        shape: |shape| {
+            let bias = shape.keys.flag("qkv_bias", true)?;
+            shape.each(|layer, _| layer.attention.qkv_bias = bias);
+            // Every other one of the layers before `max_window_layers`, and not those behind it.
+            shape.slide(|layer, first| layer.is_multiple_of(2) && layer < first)?;
+            shape.mix()
+        },
+    },
+    Family {
+        architecture: Architecture::Qwen3Moe,
+        name: "Qwen3Moe",
+        defaults: Defaults {
+            hidden_size: 2048,
+            intermediate_size: 6144,
+            num_hidden_layers: 24,
+            num_key_value_heads: Some(4),
+            max_window_layers: 0,
+            experts: Some(ExpertDefaults {
+                num_experts: 128,
+                num_experts_per_tok: 8,
+                moe_intermediate_size: Some(768),
+                shared_expert_intermediate_size: None,
+            }),
+            ..QWEN2
+        },
+        activation: "hidden_act",
+        reads: &["attention_bias", "sliding_window"],
+        shape: |shape| {
+            shape.each(|layer, _| layer.attention.qk_norm = true);
+            // All layers slide, if any do: neither `max_window_layers` nor `layer_types` is read.
+            let slides = shape.keys.flag("use_sliding_window", false)?;
+            let window = if slides { shape.window()? } else { None };
+            shape.each(|layer, _| layer.attention.window = window);
+            shape.mix()
+        },
+    },
 ];
 
 impl Shape<'_> {
@@ -211,14 +298,33 @@ impl Shape<'_> {
 
     /// The layers behind `max_window_layers` slide, or those of `layer_types`, if any may.
     fn slide_as_qwen(&mut self) -> Result<(), ModelError> {
+        self.slide(|layer, full| layer >= full)
+    }
+
+    /// Layers slide as they `usually` do, by their number and `max_window_layers`, or those of `layer_types`, if any may.
+    fn slide(&mut self, usually: impl Fn(usize, usize) -> bool) -> Result<(), ModelError> {
         let slides = self.keys.flag("use_sliding_window", false)?;
-        let window = self.window()?.filter(|_| slides);
+        // Where none does, 0 may stand there.
+        let window = if slides { self.window()? } else { None };
         let full = match self.keys.get("max_window_layers") {
             Some(Value::Number(zero)) if zero.as_u64() == Some(0) => 0,
             _ => self.keys.size_or("max_window_layers", MAX_LAYERS, self.defaults.max_window_layers)?,
         };
-        let slides = sliding_layers(self.keys, self.config.layers.len(), window, |layer| layer >= full)?;
+        let slides =
+            sliding_layers(self.keys, self.config.layers.len(), window, |layer| usually(layer, full))?;
         self.each(|layer, index| layer.attention.window = window.filter(|_| slides[index]));
+        Ok(())
+    }
+
+    /// Layers have experts, all or some.
+    fn mix(&mut self) -> Result<(), ModelError> {
+        let Some(defaults) = self.defaults.experts else { return Ok(()) };
+        let with_experts = defaults.layers(self.keys, self.config.layers.len())?;
+        let intermediate = self.config.intermediate;
+        for (layer, _) in self.config.layers.iter_mut().zip(with_experts).filter(|(_, experts)| *experts) {
+            let activation = layer.mlp.kind.activation().0;
+            layer.mlp.kind = Mlp::Experts(defaults.read(self.keys, activation, intermediate)?);
+        }
         Ok(())
     }
 
@@ -396,6 +502,7 @@ pub(super) struct Defaults {
     pub(super) max_window_layers: usize,
     pub(super) bos_token_id: Option<u32>,
     pub(super) eos_token_id: Option<u32>,
+    pub(super) experts: Option<ExpertDefaults>,
 }
 
 const LLAMA: Defaults = Defaults {
@@ -416,6 +523,7 @@ const LLAMA: Defaults = Defaults {
     max_window_layers: 0,
     bos_token_id: Some(1),
     eos_token_id: Some(2),
+    experts: None,
 };
 
 const QWEN2: Defaults = Defaults {
@@ -472,6 +580,15 @@ mod tests {
             "max_window_layers": defaults.max_window_layers,
             "bos_token_id": defaults.bos_token_id,
             "eos_token_id": defaults.eos_token_id,
+            "experts": defaults.experts.map(|experts| json!({
+                "num_experts": experts.num_experts,
+                "num_experts_per_tok": experts.num_experts_per_tok,
+                "moe_intermediate_size": experts.moe_intermediate_size,
+                "shared_expert_intermediate_size": experts.shared_expert_intermediate_size,
+                // Which have another width.
+                "decoder_sparse_step": experts.moe_intermediate_size.map(|_| 1),
+                "norm_topk_prob": experts.moe_intermediate_size.map(|_| false),
+            })),
         })
     }
 

@@ -1,6 +1,7 @@
 //! A model's shape from `config.json` (and `generation_config.json`): read once, checked once, then trusted.
 
 mod config_json;
+mod experts_config;
 mod families;
 mod generation_config;
 mod head_spec;
@@ -20,7 +21,7 @@ pub use self::head_spec::{
 pub(crate) use self::json_keys::Keys;
 pub use self::rope_config::RopeConfig;
 pub use self::verifier::verifier;
-use crate::{LayerSpec, ModelError};
+use crate::{Experts, LayerSpec, Mlp, ModelError};
 
 /// The shape of a model. Sizes are checked: products of two of them fit a `usize`, heads divide by kv_heads,
 /// head_dim is even.
@@ -38,7 +39,7 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width of one head; even.
     pub head_dim: usize,
-    /// Width of the MLP between gate/up and down.
+    /// Width of the MLP between gate/up and down, in layers without experts.
     pub intermediate: usize,
     /// Rows of the embedding and of the LM head (may be padded beyond the tokenizer's tokens).
     pub vocab: usize,
@@ -102,10 +103,20 @@ impl ModelConfig {
         self.layers.iter().any(LayerSpec::norms_after)
     }
 
-    /// Width of the projections of the MLP's input in the widest layer.
+    /// Width of the projections of what every row's MLP has as its input, in the widest layer.
     pub(crate) fn mlp_width(&self) -> usize {
-        let gated = self.layers.iter().any(|layer| layer.mlp.kind.activation().1);
-        if gated { 2 * self.intermediate } else { self.intermediate }
+        let width = |kind: Mlp| kind.dense_width(self.intermediate) * if kind.activation().1 { 2 } else { 1 };
+        self.layers.iter().map(|layer| width(layer.mlp.kind)).max().unwrap_or(0)
+    }
+
+    /// Width of the activations in between, in the widest layer.
+    pub(crate) fn activated_width(&self) -> usize {
+        self.layers.iter().map(|layer| layer.mlp.kind.dense_width(self.intermediate)).max().unwrap_or(0)
+    }
+
+    /// The experts of the layers that have some, which are alike.
+    pub fn experts(&self) -> Option<&Experts> {
+        self.layers.iter().find_map(|layer| layer.mlp.kind.experts())
     }
 
     /// Bytes of keys and values per token, all layers together.

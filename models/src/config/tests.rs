@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::Mlp;
+use crate::{Experts, Mlp};
 
 fn llama() -> Value {
     json!({
@@ -129,6 +129,93 @@ fn gemmas_are_read_as_they_are_published() {
     let slides: Vec<bool> = windows(&three).iter().map(Option::is_some).collect();
     assert_eq!(slides, [true, true, true, true, true, false, true]);
     assert_eq!((three.logit_soft_cap, three.layers[0].attention.qk_norm), (None, true));
+}
+
+#[test]
+fn experts_are_read_as_published_models_have_them() {
+    let family = |name: &str, changes: &Value| {
+        let bare = json!({"architectures": [name], "num_hidden_layers": 4});
+        parse(with(bare, changes)).unwrap()
+    };
+    let with_experts = |config: &ModelConfig| -> Vec<bool> {
+        config.layers.iter().map(|layer| layer.mlp.kind.experts().is_some()).collect()
+    };
+    // As Qwen/Qwen3-30B-A3B has it.
+    let thirty = json!({"decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": true,
+        "num_experts": 128, "num_experts_per_tok": 8, "head_dim": 128, "max_window_layers": 48, "sliding_window": null,
+        "output_router_logits": false, "router_aux_loss_coef": 0.001, "use_sliding_window": false, "rope_theta": 1e6});
+    let qwen3 = family("Qwen3MoeForCausalLM", &thirty);
+    let experts = Experts {
+        activation: Activation::Silu,
+        count: 128,
+        active: 8,
+        width: 768,
+        renormed: true,
+        shared: None,
+    };
+    assert_eq!(qwen3.experts(), Some(&experts));
+    let attention = &qwen3.layers[0].attention;
+    assert!(attention.qk_norm && attention.window.is_none() && with_experts(&qwen3) == [true; 4]);
+    // As transformers 5 writes it, and with dense layers between.
+    let newer = json!({"num_experts": null, "num_local_experts": 16, "decoder_sparse_step": 2, "mlp_only_layers": [3, 99]});
+    let newer = family("Qwen3MoeForCausalLM", &with(thirty, &newer));
+    assert_eq!(with_experts(&newer), [false, true, false, false]);
+    assert_eq!(newer.experts().map(|experts| experts.count), Some(16));
+    // As mistralai/Mixtral-8x7B-v0.1 has it.
+    let mixtral = json!({"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 14_336, "router_jitter_noise": 0.0,
+        "sliding_window": null, "router_aux_loss_coef": 0.02});
+    let mixtral = family("MixtralForCausalLM", &mixtral);
+    assert_eq!(mixtral.experts(), Some(&Experts { count: 8, active: 2, width: 14_336, ..experts }));
+    assert_eq!((rope(&mixtral).theta, mixtral.layers[3].attention.window), (1e6, None));
+    // As Qwen/Qwen1.5-MoE-A2.7B has it, and as transformers 5 writes that.
+    let qwen2 = json!({"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632, "norm_topk_prob": false, "sliding_window": 0, "use_sliding_window": false});
+    let qwen2 = family("Qwen2MoeForCausalLM", &qwen2);
+    let expected =
+        Experts { count: 60, active: 4, width: 1408, renormed: false, shared: Some(5632), ..experts };
+    assert_eq!(qwen2.experts(), Some(&expected));
+    assert!(qwen2.layers[0].attention.qkv_bias && windows(&qwen2) == [None; 4]);
+    let slides =
+        json!({"use_sliding_window": true, "sliding_window": 9, "max_window_layers": 3, "qkv_bias": false});
+    let slides = family("Qwen2MoeForCausalLM", &slides);
+    assert_eq!(windows(&slides), [Some(9), None, Some(9), None]);
+    assert!(!slides.layers[0].attention.qkv_bias);
+}
+
+#[test]
+fn experts_that_cannot_be_are_refused_by_name() {
+    let cases = [
+        (json!({"num_experts": 0}), "`num_experts` is 0"),
+        (json!({"num_experts": 5000}), "`num_experts` is 5000, a whole number from 1 to 1024"),
+        (json!({"num_experts": 2.5}), "`num_experts` is 2.5"),
+        (
+            json!({"num_experts": 8, "num_local_experts": 9}),
+            "`num_experts` is 8, and `num_local_experts` is 9",
+        ),
+        (json!({"num_experts": 4, "num_experts_per_tok": 5}), "`num_experts_per_tok` is 5, and there are 4"),
+        (json!({"num_experts_per_tok": 0}), "`num_experts_per_tok` is 0"),
+        (json!({"moe_intermediate_size": 0}), "`moe_intermediate_size` is 0"),
+        (json!({"moe_intermediate_size": 1_000_000}), "`moe_intermediate_size` times 128 experts"),
+        (json!({"decoder_sparse_step": 0}), "`decoder_sparse_step` is 0"),
+        (json!({"mlp_only_layers": 3}), "`mlp_only_layers` is 3, a list"),
+        (json!({"mlp_only_layers": [-1]}), "`mlp_only_layers` is [-1], a list"),
+        (json!({"norm_topk_prob": 1}), "`norm_topk_prob` is 1, true or false"),
+        (json!({"hidden_act": "quick_gelu"}), "`hidden_act`"),
+        (
+            json!({"architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": -1}),
+            "`shared_expert_intermediate_size` is -1",
+        ),
+        (
+            json!({"architectures": ["MixtralForCausalLM"], "intermediate_size": 1 << 20, "num_local_experts": 1024}),
+            "`intermediate_size` times 1024 experts",
+        ),
+        (json!({"architectures": ["MixtralForCausalLM"], "attention_bias": true}), "`attention_bias`"),
+    ];
+    for (changes, part) in cases {
+        let base = with(llama(), &json!({"architectures": ["Qwen3MoeForCausalLM"]}));
+        let message = parse(with(base, &changes)).unwrap_err().to_string();
+        assert!(message.starts_with("m/config.json: ") && message.contains(part), "{part}: {message}");
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::pass::Work;
 use super::staged::RowArrays;
 use super::{CudaModel, CudaPasses};
 use crate::LayerSpec;
+use crate::layer::MlpBranch;
 
 impl CudaPasses {
     /// Runs the pass through these layers.
@@ -105,8 +106,9 @@ impl CudaPasses {
         self.close(&layer.attention, self.attended.ptr(), q)?;
 
         let (inner, (activation, gated)) = (config.intermediate, mlp.kind.activation());
-        let bias = ptr(&layer.mlp.inputs_bias);
-        self.open(&layer.mlp, bias, self.mlp.ptr(), if gated { 2 * inner } else { inner }, pass)?;
+        let MlpBranch::Dense(branch) = &layer.mlp else { panic!("a model that does not fit was refused") };
+        let bias = ptr(&branch.inputs_bias);
+        self.open(branch, bias, self.mlp.ptr(), if gated { 2 * inner } else { inner }, pass)?;
         let args = ActivateArgs {
             x: self.mlp.ptr(),
             out: self.activated.ptr(),
@@ -116,7 +118,7 @@ impl CudaPasses {
             gated: u32::from(gated),
         };
         self.lane.launch(&args.launch(element, bucket, sms))?;
-        self.close(&layer.mlp, self.activated.ptr(), inner)
+        self.close(branch, self.activated.ptr(), inner)
     }
 
     /// The residual stream, normalised, to so many `outputs` of a branch's projections. Rows of a text behind those of blocks are not normalised.

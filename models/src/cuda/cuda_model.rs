@@ -76,6 +76,7 @@ impl CudaModel {
     ) -> Result<CudaModel, ModelError> {
         source.open(shard, dtype, |config, tensors| {
             let element = element(dtype)?;
+            CudaModel::has_kernels(&config)?;
             fits(gpu, &config, element)?;
             let needed_bytes = CudaModel::weight_bytes(&config, shard, dtype)?;
             let (free_bytes, total_bytes) = gpu.memory()?;
@@ -142,11 +143,26 @@ impl CudaModel {
         }
     }
 
+    /// Looks whether there are kernels for all layers of a model.
+    ///
+    /// # Errors
+    /// It has experts.
+    pub fn has_kernels(config: &ModelConfig) -> Result<(), CudaError> {
+        match config.experts() {
+            None => Ok(()),
+            Some(_) => Err(CudaError::Unfit(
+                "a model with experts (`model.target`, `model.draft`) runs on the CPU alone: set `device.kind: cpu`"
+                    .to_owned(),
+            )),
+        }
+    }
+
     /// Bytes of GPU memory that the weights of a shard of such a model take.
     ///
     /// # Errors
-    /// There are no kernels for the dtype.
+    /// There are no kernels for the dtype, or for the layers.
     pub fn weight_bytes(whole: &ModelConfig, shard: Shard, dtype: Dtype) -> Result<u64, ModelError> {
+        CudaModel::has_kernels(whole)?;
         let weights = counted(whole, shard, &mut Shapes, Held::Rows(element(dtype)?.bytes()))?;
         let ropes = (0..whole.layers.len()).filter(|layer| whole.turns_like(*layer).is_none()).count();
         Ok(weights + (ropes * whole.max_context * whole.head_dim * size_of::<f32>()) as u64)

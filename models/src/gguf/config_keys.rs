@@ -11,10 +11,17 @@ use crate::config::Keys;
 use crate::{ModelConfig, ModelError};
 
 /// Architectures, and the class of transformers' models that each is.
-const ARCHITECTURES: [(&str, &str); 3] =
-    [("llama", "LlamaForCausalLM"), ("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")];
+const ARCHITECTURES: [(&str, &str); 5] = [
+    ("llama", "LlamaForCausalLM"),
+    ("qwen2", "Qwen2ForCausalLM"),
+    ("qwen3", "Qwen3ForCausalLM"),
+    ("qwen2moe", "Qwen2MoeForCausalLM"),
+    ("qwen3moe", "Qwen3MoeForCausalLM"),
+];
 /// A Llama whose layers slide.
 const SLIDING_LLAMA: &str = "MistralForCausalLM";
+/// A Llama with experts.
+const LLAMA_WITH_EXPERTS: &str = "MixtralForCausalLM";
 
 /// Numbers: the key of config.json, that of the file less the architecture, and whether it has to be there.
 const SIZES: [(&str, &str, bool); 6] = [
@@ -29,11 +36,21 @@ const EPSILON: (&str, &str) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon
 const HEAD_DIM: (&str, &str) = ("head_dim", "attention.key_length");
 const WINDOW: (&str, &str) = ("sliding_window", "attention.sliding_window");
 const BASE: (&str, &str) = ("rope_theta", "rope.freq_base");
+/// Of experts.
+const EXPERTS: (&str, &str) = ("num_experts", "expert_count");
+const ACTIVE: (&str, &str) = ("num_experts_per_tok", "expert_used_count");
+const EXPERT_WIDTH: (&str, &str) = ("moe_intermediate_size", "expert_feed_forward_length");
+const SHARED_WIDTH: (&str, &str) = ("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
+/// All these.
+const RENAMED: [(&str, &str); 8] =
+    [EPSILON, HEAD_DIM, WINDOW, BASE, EXPERTS, ACTIVE, EXPERT_WIDTH, SHARED_WIDTH];
 const LARGEST: u64 = u32::MAX as u64;
 
 /// Keys that would change what the model computes, each with the value that changes nothing.
-const NOT_DONE: [(&str, f64); 8] = [
-    ("expert_count", 0.0),
+const NOT_DONE: [(&str, f64); 9] = [
+    ("expert_weights_scale", 1.0),
+    // 1 is the softmax.
+    ("expert_gating_func", 1.0),
     ("attention.scale", 0.0),
     ("attention.clamp_kqv", 0.0),
     ("attention.max_alibi_bias", 0.0),
@@ -44,7 +61,8 @@ const NOT_DONE: [(&str, f64); 8] = [
 ];
 
 /// Further keys that are read, or that change nothing.
-const READ: [&str; 9] = [
+const READ: [&str; 10] = [
+    "expert_weights_norm",
     "vocab_size",
     "tensor_data_layout",
     "attention.causal",
@@ -93,16 +111,22 @@ pub(crate) fn config(gguf: &Gguf<'_>) -> Result<ModelConfig, ModelError> {
     let epsilon = metadata.number(&own(EPSILON.1))?.ok_or_else(|| metadata.missing(&own(EPSILON.1)))?;
     let window = metadata.size_of_layers(&own(WINDOW.1), LARGEST)?.filter(|window| *window > 0);
     let slides = architecture == "llama" && window.is_some();
+    let has_experts = experts(metadata, architecture, &mut keys)?;
     if window.is_some() && !slides {
         let problem = "is set, and layers that slide are read of `llama` alone";
         return Err(metadata.error(&own(WINDOW.1), problem));
     }
+    let class = match (architecture, has_experts, slides) {
+        ("llama", true, _) => LLAMA_WITH_EXPERTS,
+        (_, _, true) => SLIDING_LLAMA,
+        _ => class,
+    };
     let (vocab, tied) = vocabulary(gguf)?;
     let (ends, beginning) = marks(metadata, vocab)?;
     let base = metadata.number(&own(BASE.1))?.unwrap_or(10_000.0);
     let head_dim = head_dim(metadata, architecture, &keys)?;
     let more = [
-        ("architectures", json!([if slides { SLIDING_LLAMA } else { class }])),
+        ("architectures", json!([class])),
         (EPSILON.0, json!(epsilon)),
         (WINDOW.0, window.map_or(Value::Null, Value::from)),
         (HEAD_DIM.0, head_dim.into()),
@@ -116,7 +140,8 @@ pub(crate) fn config(gguf: &Gguf<'_>) -> Result<ModelConfig, ModelError> {
     ];
     keys.extend(more.map(|(key, value)| (key.to_owned(), value)));
     if !slides && architecture != "qwen2" {
-        keys.insert("attention_bias".to_owned(), gguf.has("blk.0.attn_q.bias").into());
+        let key = if architecture == "qwen2moe" { "qkv_bias" } else { "attention_bias" };
+        keys.insert(key.to_owned(), gguf.has("blk.0.attn_q.bias").into());
     }
     if !slides && architecture == "llama" {
         keys.insert("mlp_bias".to_owned(), gguf.has("blk.0.ffn_up.bias").into());
@@ -127,10 +152,46 @@ pub(crate) fn config(gguf: &Gguf<'_>) -> Result<ModelConfig, ModelError> {
     Ok(ModelConfig { notes, ..config })
 }
 
+/// Reads what config.json has of experts; false if there are none. Of `llama` they are as wide as `feed_forward_length` says. As llama.cpp has
+/// them, all layers have some, and their weights are normalised but for Qwen2's.
+fn experts(
+    metadata: &Metadata<'_>,
+    architecture: &str,
+    keys: &mut Map<String, Value>,
+) -> Result<bool, ModelError> {
+    let own = |key: &str| format!("{architecture}.{key}");
+    let count = metadata.size(&own(EXPERTS.1), LARGEST)?.unwrap_or(0);
+    if count == 0 && !architecture.ends_with("moe") {
+        return Ok(false);
+    }
+    let needed: &[(&str, &str)] = match architecture {
+        "qwen2moe" => &[EXPERTS, ACTIVE, EXPERT_WIDTH, SHARED_WIDTH],
+        "qwen3moe" => &[EXPERTS, ACTIVE, EXPERT_WIDTH],
+        "llama" => &[EXPERTS, ACTIVE],
+        _ => {
+            return Err(
+                metadata.error(&own(EXPERTS.1), format!("is {count}, which {architecture} does not have"))
+            );
+        }
+    };
+    for (ours, theirs) in needed {
+        let theirs = own(theirs);
+        let size = metadata.size(&theirs, LARGEST)?.ok_or_else(|| metadata.missing(&theirs))?;
+        keys.insert((*ours).to_owned(), size.into());
+    }
+    let renormed = architecture != "qwen2moe";
+    let key = own("expert_weights_norm");
+    if metadata.flag(&key)?.is_some_and(|said| said != renormed) {
+        return Err(metadata.error(&key, format!("is {}, and only {renormed} is supported", !renormed)));
+    }
+    keys.insert("norm_topk_prob".to_owned(), renormed.into());
+    Ok(true)
+}
+
 /// What is to be said of keys of the model that nobody reads here.
 fn not_read(metadata: &Metadata<'_>, architecture: &str) -> Option<String> {
     let known = SIZES.iter().map(|(_, theirs, _)| *theirs);
-    let known = known.chain([EPSILON, HEAD_DIM, WINDOW, BASE].map(|(_, theirs)| theirs));
+    let known = known.chain(RENAMED.map(|(_, theirs)| theirs));
     let known: BTreeSet<&str> = known.chain(NOT_DONE.map(|(key, _)| key)).chain(READ).collect();
     let own = metadata.keys().filter_map(|key| key.strip_prefix(architecture)?.strip_prefix('.'));
     let others: BTreeSet<&str> = own.filter(|key| !known.contains(key)).collect();
@@ -213,7 +274,7 @@ fn architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, &'static str), 
 fn refuse_what_is_not_done(metadata: &Metadata<'_>, architecture: &str) -> Result<(), ModelError> {
     for (key, neutral) in NOT_DONE {
         let key = format!("{architecture}.{key}");
-        let said = match key.ends_with("expert_count") {
+        let said = match key.ends_with("expert_gating_func") {
             true => metadata.size(&key, LARGEST)?.map(|count| count as f64),
             false => metadata.number(&key)?,
         };
@@ -290,7 +351,7 @@ fn marks(metadata: &Metadata<'_>, vocab: u64) -> Result<(Vec<u64>, Option<u64>),
 fn renamed(error: ModelError, architecture: &str) -> ModelError {
     let ModelError::Key { path, key, problem } = error else { return error };
     let pairs = SIZES.iter().map(|(ours, theirs, _)| (*ours, *theirs));
-    let theirs = pairs.chain([EPSILON, HEAD_DIM, WINDOW, BASE]).find(|(ours, _)| *ours == key);
+    let theirs = pairs.chain(RENAMED).find(|(ours, _)| *ours == key);
     let key = theirs.map_or(key, |(_, theirs)| format!("{architecture}.{theirs}"));
     ModelError::Key { path, key, problem }
 }

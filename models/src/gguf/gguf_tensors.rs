@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use faser_kernels::{PairedRows, Source};
+use faser_kernels::{PairedRows, Slice, Source};
 
 use super::header::shown;
 use super::rope_factors::FACTORS;
@@ -26,14 +26,19 @@ impl<'a> GgufTensors<'a> {
     /// the rows of q and k.
     pub(crate) fn new(gguf: &'a Gguf<'a>, config: &ModelConfig) -> GgufTensors<'a> {
         let sources = gguf.tensors.iter().map(|(name, tensor)| (*name, tensor.source())).collect();
-        let paired = matches!(config.architecture, Architecture::Llama | Architecture::Mistral);
+        let paired = matches!(
+            config.architecture,
+            Architecture::Llama | Architecture::Mistral | Architecture::Mixtral
+        );
         let paired = paired.then_some(config.head_dim);
         GgufTensors { gguf, sources, asked: RefCell::default(), paired }
     }
 
-    fn stored(&self, name: &str) -> Option<(&'a str, &'a Stored<'a>)> {
-        let theirs = in_gguf(name)?;
-        self.gguf.tensors.get_key_value(theirs.as_str()).map(|(name, tensor)| (*name, tensor))
+    /// A tensor, and which part of it, where it is a stack of the experts' matrices.
+    fn stored(&self, name: &str) -> Option<(&'a str, &'a Stored<'a>, Option<usize>)> {
+        let (theirs, expert) = in_gguf(name)?;
+        let (name, tensor) = self.gguf.tensors.get_key_value(theirs.as_str())?;
+        Some((name, tensor, expert))
     }
 }
 
@@ -45,20 +50,34 @@ impl Tensors for GgufTensors<'_> {
 
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
         let missing = || {
-            let own = in_gguf(name).unwrap_or_else(|| name.to_owned());
+            let own = in_gguf(name).map_or_else(|| name.to_owned(), |(own, _)| own);
             let problem = format!("there is no tensor `{own}`, which the metadata ask for ({reason})");
             ModelError::format(self.gguf.metadata.path(), &problem)
         };
-        let (own, tensor) = self.stored(name).ok_or_else(missing)?;
-        self.asked.borrow_mut().insert(own);
-        if tensor.shape != shape {
+        let (own, tensor, expert) = self.stored(name).ok_or_else(missing)?;
+        let experts = tensor.shape.first().copied().unwrap_or(0);
+        let expected = match expert {
+            Some(expert) => [&[experts.max(expert + 1)], shape].concat(),
+            // Of one row: it may be a vector there.
+            None if shape.len() == 2 && shape[0] == 1 && tensor.shape.len() == 1 => shape[1..].to_vec(),
+            None => shape.to_vec(),
+        };
+        if tensor.shape != expected {
             let problem = format!(
-                "tensor `{own}` has shape {:?}, and {shape:?} follows from the metadata ({reason})",
+                "tensor `{own}` has shape {:?}, and {expected:?} follows from the metadata ({reason})",
                 tensor.shape
             );
             return Err(ModelError::format(tensor.path, &problem));
         }
+        // A stack of more experts than the model has is not all asked for.
+        if expert.is_none_or(|expert| expert + 1 == experts) {
+            self.asked.borrow_mut().insert(own);
+        }
         let source = self.sources.get(own).ok_or_else(missing)?;
+        if let (Some(expert), &[rows, cols]) = (expert, shape) {
+            let own = expert * rows..(expert + 1) * rows;
+            return Ok(Source::Part(source, Slice::new(cols, own, 0..cols)));
+        }
         let is_turned = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
         Ok(match self.paired.filter(|_| is_turned) {
             Some(head) => Source::Reordered(source, PairedRows::new(shape[1..].iter().product(), head)),

@@ -7,7 +7,7 @@ const WHOLE: [(&str, &str); 3] =
     [("token_embd.weight", EMBEDDING), ("output.weight", HEAD), ("output_norm.weight", "model.norm.weight")];
 
 /// Tensors of a layer, less `.weight` or `.bias`.
-const OF_LAYER: [(&str, &str); 11] = [
+const OF_LAYER: [(&str, &str); 16] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -19,17 +19,32 @@ const OF_LAYER: [(&str, &str); 11] = [
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
 
-/// The name in a GGUF file of a tensor of ours; none if such files have no name for it.
-pub(super) fn in_gguf(ours: &str) -> Option<String> {
+/// Stacks of all experts' matrices of a layer, and each expert's projection.
+const OF_EXPERTS: [(&str, &str); 3] =
+    [("ffn_gate_exps", "gate_proj"), ("ffn_up_exps", "up_proj"), ("ffn_down_exps", "down_proj")];
+
+/// The name in a GGUF file of a tensor of ours, and which expert's part it is of a stack; none if such files have no name for it.
+pub(super) fn in_gguf(ours: &str) -> Option<(String, Option<usize>)> {
     if let Some((theirs, _)) = WHOLE.iter().find(|(_, known)| *known == ours) {
-        return Some((*theirs).to_owned());
+        return Some(((*theirs).to_owned(), None));
     }
     let (layer, rest) = ours.strip_prefix("model.layers.")?.split_once('.')?;
     let (module, kind) = rest.rsplit_once('.')?;
+    if let Some((expert, projection)) =
+        module.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.'))
+    {
+        let (theirs, _) = OF_EXPERTS.iter().find(|(_, known)| *known == projection)?;
+        return Some((format!("blk.{layer}.{theirs}.{kind}"), Some(expert.parse().ok()?)));
+    }
     let (theirs, _) = OF_LAYER.iter().find(|(_, known)| *known == module)?;
-    Some(format!("blk.{layer}.{theirs}.{kind}"))
+    Some((format!("blk.{layer}.{theirs}.{kind}"), None))
 }
 
 #[cfg(test)]
@@ -39,14 +54,17 @@ mod tests {
     #[test]
     fn tensors_of_layers_and_of_none_have_names() {
         for (ours, theirs) in [
-            ("model.embed_tokens.weight", Some("token_embd.weight")),
-            ("lm_head.weight", Some("output.weight")),
-            ("model.layers.11.self_attn.q_proj.bias", Some("blk.11.attn_q.bias")),
-            ("model.layers.0.post_attention_layernorm.weight", Some("blk.0.ffn_norm.weight")),
+            ("model.embed_tokens.weight", Some(("token_embd.weight", None))),
+            ("lm_head.weight", Some(("output.weight", None))),
+            ("model.layers.11.self_attn.q_proj.bias", Some(("blk.11.attn_q.bias", None))),
+            ("model.layers.0.post_attention_layernorm.weight", Some(("blk.0.ffn_norm.weight", None))),
+            ("model.layers.2.mlp.gate.weight", Some(("blk.2.ffn_gate_inp.weight", None))),
+            ("model.layers.2.mlp.experts.7.up_proj.weight", Some(("blk.2.ffn_up_exps.weight", Some(7)))),
             ("model.layers.0.self_attn.sinks", None),
             ("fc.weight", None),
         ] {
-            assert_eq!(in_gguf(ours).as_deref(), theirs, "{ours}");
+            let found = in_gguf(ours);
+            assert_eq!(found.as_ref().map(|(name, expert)| (name.as_str(), *expert)), theirs, "{ours}");
         }
     }
 }

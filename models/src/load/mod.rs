@@ -12,12 +12,13 @@ use std::sync::Arc;
 use faser_kernels::{Blocks, Dtype, Make, Matrix, Slice, Source, Table, Vector};
 
 use self::cut::Cut;
-pub(crate) use self::tensors::{EMBEDDING, HEAD, Tensors};
+pub(crate) use self::tensors::{EMBEDDING, HEAD, ROUTER, Tensors};
 pub(crate) use self::weight_sizes::{Counter, Held, Shapes, counted};
 pub use self::weight_source::WeightSource;
+use crate::experts::{ExpertsBranch, GatedMlp};
 use crate::features::Fusion;
-use crate::layer::{Branch, Layer};
-use crate::layer_spec::{BranchWeights, Split};
+use crate::layer::{Branch, Layer, MlpBranch};
+use crate::layer_spec::{BranchWeights, ExpertsWeights, GatedWeights, MlpWeights, Split};
 use crate::markov::{Markov, Surety};
 use crate::model::{HeadParts, Parts};
 use crate::{
@@ -78,8 +79,11 @@ pub(crate) struct CpuPacker {
 }
 
 /// In what a matrix is asked for in a model that is held in `dtype`: in int4 an LM head is int8, as in the mixes of llama.cpp, unless its
-/// file has it in no more bits.
+/// file has it in no more bits. A router of experts is f32.
 fn asked(tensor: &str, sources: &[Source<'_>], dtype: Dtype) -> Dtype {
+    if tensor.ends_with(ROUTER) {
+        return Dtype::F32;
+    }
     let is_head = tensor == HEAD || tensor == EMBEDDING;
     let has_four_bits = |source: &Source<'_>| source.blocks().is_some_and(Blocks::has_four_bits);
     if dtype == Dtype::Int4 && is_head && !sources.iter().all(has_four_bits) { Dtype::Int8 } else { dtype }
@@ -405,25 +409,78 @@ impl<P: Packer> Loader<'_, P> {
             None => format!("model.layers.{index}"),
             Some(head) => head.layer_place(index),
         };
-        let [attention, mlp] = config.layers[index].branches();
+        let spec = &config.layers[index];
         let head_norm = |loader: &mut Self, part| {
-            let there = config.layers[index].attention.qk_norm;
+            let there = spec.attention.qk_norm;
             let name = format!("{place}.self_attn.{part}");
             there.then(|| loader.norm(&name, config.head_dim, "architectures, head_dim")).transpose()
         };
         Ok(Layer {
-            attention: self.branch(&place, &attention)?,
+            attention: self.branch(&place, &spec.attention_weights())?,
             q_norm: head_norm(self, "q_norm")?,
             k_norm: head_norm(self, "k_norm")?,
-            sinks: config.layers[index].attention.sinks.then(|| self.sinks(&place)).transpose()?,
-            stream_norm: match config.layers[index].attention.beside_embedding {
+            sinks: spec.attention.sinks.then(|| self.sinks(&place)).transpose()?,
+            stream_norm: match spec.attention.beside_embedding {
                 Some(kind) => {
                     Some(self.norm(&format!("{place}.{}", kind.norm), config.hidden, "hidden_size")?)
                 }
                 None => None,
             },
-            mlp: self.branch(&place, &mlp)?,
+            mlp: match spec.mlp_weights() {
+                MlpWeights::Dense(mlp) => MlpBranch::Dense(self.branch(&place, &mlp)?),
+                MlpWeights::Experts(mlp) => MlpBranch::Experts(self.experts(&place, &mlp)?),
+            },
         })
+    }
+
+    fn experts(
+        &mut self,
+        place: &str,
+        weights: &ExpertsWeights,
+    ) -> Result<ExpertsBranch<P::Matrix, P::Vector>, ModelError> {
+        let hidden = self.config.hidden;
+        let norm = format!("{place}.{}", weights.norms.before);
+        let router = weights.router.iter().map(|(name, outputs)| Projection {
+            name: format!("{place}.{name}"),
+            shape: [*outputs, hidden],
+            cut: Cut::Whole,
+        });
+        let router: Vec<Projection> = router.collect();
+        Ok(ExpertsBranch {
+            norm_before: self.norm(&norm, hidden, "num_hidden_layers, hidden_size")?,
+            router: self.matrix(&router, "num_experts, hidden_size")?,
+            each: weights.each.iter().map(|expert| self.gated(place, expert)).collect::<Result<_, _>>()?,
+            shared: weights.shared.as_ref().map(|expert| self.gated(place, expert)).transpose()?,
+        })
+    }
+
+    fn gated(&mut self, place: &str, weights: &GatedWeights) -> Result<GatedMlp<P::Matrix>, ModelError> {
+        let inputs = self.inputs(place, &weights.inputs, self.config.hidden);
+        let output = self.output(place, &weights.output);
+        Ok(GatedMlp {
+            inputs: self.matrix(&inputs, weights.keys)?,
+            output: self.matrix(&output, weights.keys)?,
+        })
+    }
+
+    /// Projections to these outputs.
+    fn inputs(&self, place: &str, parts: &[(String, Split)], inputs: usize) -> Vec<Projection> {
+        let (config, shard) = (self.config, self.shard);
+        let part = |(name, split): &(String, Split)| Projection {
+            name: format!("{place}.{name}"),
+            shape: [split.width(config), inputs],
+            cut: Cut::rows(*split, shard, config),
+        };
+        parts.iter().map(part).collect()
+    }
+
+    /// The projection back from these inputs.
+    fn output(&self, place: &str, (name, split): &(String, Split)) -> [Projection; 1] {
+        [Projection {
+            name: format!("{place}.{name}"),
+            shape: [self.config.hidden, split.width(self.config)],
+            cut: Cut::columns(*split, self.shard, self.config),
+        }]
     }
 
     fn branch(
@@ -431,22 +488,12 @@ impl<P: Packer> Loader<'_, P> {
         place: &str,
         branch: &BranchWeights,
     ) -> Result<Branch<P::Matrix, P::Vector>, ModelError> {
-        let (config, hidden) = (self.config, self.config.hidden);
+        let hidden = self.config.hidden;
         let norm = |loader: &mut Self, name: &str| {
             loader.norm(&format!("{place}.{name}"), hidden, "num_hidden_layers, hidden_size")
         };
-        let inputs = branch.inputs.iter().map(|(name, split)| Projection {
-            name: format!("{place}.{name}"),
-            shape: [split.width(config), branch.input_streams * hidden],
-            cut: Cut::rows(*split, self.shard, config),
-        });
-        let inputs: Vec<Projection> = inputs.collect();
-        let (name, split) = branch.output;
-        let output = [Projection {
-            name: format!("{place}.{name}"),
-            shape: [hidden, split.width(config)],
-            cut: Cut::columns(split, self.shard, config),
-        }];
+        let inputs = self.inputs(place, &branch.inputs, branch.input_streams * hidden);
+        let output = self.output(place, &branch.output);
         let bias = |loader: &mut Self, there: bool, of: &[Projection]| {
             if there { loader.bias(of, branch.bias_keys) } else { Ok(None) }
         };

@@ -14,6 +14,8 @@ use crate::ModelError;
 
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(crate) const HEAD: &str = "lm_head.weight";
+/// How the name of a router of experts ends.
+pub(crate) const ROUTER: &str = ".mlp.gate.weight";
 
 /// The tensors of one model. Nothing is copied before it is read, and a tensor may be read more than once.
 pub(crate) trait Tensors {

@@ -41,6 +41,18 @@ impl ModelConfig {
         open_files(path, self, |tensors| counted(self, shard, tensors, Held::Panels(dtype)))
     }
 
+    /// Parameters of a model of this shape, and how many of them a token goes through: of its experts those that it is sent to, of the embedding
+    /// all.
+    ///
+    /// # Errors
+    /// It is a head, which is nothing alone.
+    pub fn parameters(&self) -> Result<(u64, u64), ModelError> {
+        let all = counted(self, Shard::WHOLE, &mut Shapes, Held::Numbers)?;
+        let experts = self.layers.iter().filter_map(|layer| layer.mlp.kind.experts());
+        let idle = experts.map(|experts| 3 * self.hidden * experts.width * (experts.count - experts.active));
+        Ok((all, all - idle.sum::<usize>() as u64))
+    }
+
     /// Looks that the safetensors files of `dir`, or the GGUF file that it is, hold a model of this shape, by their headers alone; false if
     /// there are no such files.
     ///
@@ -98,6 +110,8 @@ pub(crate) enum Held {
     Panels(Dtype),
     /// Rows of numbers of so many bytes; a tied head is the embedding.
     Rows(usize),
+    /// Not at all: numbers are counted, and not their bytes.
+    Numbers,
 }
 
 /// Packs nothing, and counts what packing would take.
@@ -126,6 +140,7 @@ impl Packer for Counter {
         let each = match self.held {
             Held::Panels(dtype) => dtype.beside().bytes(),
             Held::Rows(bytes) => bytes,
+            Held::Numbers => 1,
         };
         self.bytes += (source.len() * each) as u64;
         Ok(())
@@ -135,12 +150,14 @@ impl Packer for Counter {
         self.bytes += match self.held {
             Held::Panels(dtype) => Matrix::bytes_of(inputs, sources, asked(tensor, sources, dtype)),
             Held::Rows(bytes) => (sources.iter().map(Source::len).sum::<usize>() * bytes) as u64,
+            Held::Numbers => sources.iter().map(Source::len).sum::<usize>() as u64,
         };
         Ok(())
     }
 
     fn vector(&mut self, sources: &[Source<'_>]) -> Result<(), ModelError> {
-        self.bytes += sources.iter().map(|source| (source.len() * size_of::<f32>()) as u64).sum::<u64>();
+        let each = if let Held::Numbers = self.held { 1 } else { size_of::<f32>() };
+        self.bytes += sources.iter().map(|source| (source.len() * each) as u64).sum::<u64>();
         Ok(())
     }
 
@@ -153,7 +170,7 @@ impl Packer for Counter {
     ) -> Result<Arc<()>, ModelError> {
         match self.held {
             Held::Panels(_) => self.matrix(tensor, inputs, &[source]).map(Arc::new),
-            Held::Rows(_) => Ok(Arc::new(())),
+            Held::Rows(_) | Held::Numbers => Ok(Arc::new(())),
         }
     }
 }
@@ -176,6 +193,9 @@ mod tests {
             "qwen3-sharded",
             "gemma2",
             "gemma3",
+            "qwen3-moe",
+            "mixtral-sliding-stacked",
+            "qwen2-moe",
         ] {
             let source = WeightSource::folder(&golden(case)).unwrap();
             let config = source.config().unwrap();
@@ -198,6 +218,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Qwen3-30B-A3B, which its card says to have 30.5 billion parameters, of which 3.3 billion are active.
+    #[test]
+    fn parameters_of_a_token_are_those_of_its_experts() {
+        let keys = serde_json::json!({
+            "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 128, "num_hidden_layers": 48, "norm_topk_prob": true,
+        });
+        let (all, active) =
+            ModelConfig::from_json(Path::new("config.json"), keys).unwrap().parameters().unwrap();
+        assert_eq!((all / 10_000_000, active / 10_000_000), (3053, 335));
+        let dense = ModelConfig::load(&golden("qwen2-tied")).unwrap().parameters().unwrap();
+        assert_eq!(dense.0, dense.1);
     }
 
     #[test]

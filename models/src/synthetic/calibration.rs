@@ -6,7 +6,7 @@ use faser_kernels::{
 };
 
 use super::normal::Normal;
-use crate::layer::{At, Layer};
+use crate::layer::{At, Layer, MlpBranch, mix};
 use crate::model::rope_table;
 use crate::{LayerSpec, ModelConfig, ModelError, Scratch, Shard};
 
@@ -80,9 +80,26 @@ impl Calibration {
     pub(super) fn mlp_gain(&mut self, config: &ModelConfig, spec: &LayerSpec, layer: &Layer) -> f32 {
         let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables: &[] };
         let at = At { config, spec, shard: Shard::WHOLE, rope: &self.rope, lane: &self.lane, index: 0, rows };
-        layer.activate(&at, &mut self.scratch);
-        let Scratch { activated, normed, x, .. } = &mut self.scratch;
-        add_scaled(&self.lane, activated.view(self.positions.len()), &layer.mlp.output, normed, x)
+        let n = self.positions.len();
+        match &layer.mlp {
+            MlpBranch::Dense(mlp) => {
+                mlp.activate(&at, &mut self.scratch);
+                let Scratch { activated, normed, x, .. } = &mut self.scratch;
+                add_scaled(&self.lane, activated.view(n), &mlp.output, normed, x)
+            }
+            MlpBranch::Experts(mlp) => {
+                let Some(experts) = spec.mlp.kind.experts() else { panic!("a layer of another spec") };
+                let mut branch = Tensor::zeros(n, config.hidden);
+                (0..n).for_each(|row| branch.row_mut(row).copy_from_slice(self.scratch.x.row(row)));
+                mix(mlp, experts, &at, &mut self.scratch);
+                for row in 0..n {
+                    for (branch, x) in branch.row_mut(row).iter_mut().zip(self.scratch.x.row_mut(row)) {
+                        (*branch, *x) = (*x - *branch, *branch);
+                    }
+                }
+                add_with_gain(&branch, n, &mut self.scratch.x)
+            }
+        }
     }
 }
 
@@ -90,6 +107,11 @@ impl Calibration {
 fn add_scaled(lane: &Lane, input: View<'_>, w: &Matrix, branch: &mut Tensor, x: &mut Tensor) -> f32 {
     let n = input.rows();
     ops::matmul(lane, input, w, None, branch.view_mut(n), Write::Replace);
+    add_with_gain(branch, n, x)
+}
+
+/// The same of what a branch gave.
+fn add_with_gain(branch: &Tensor, n: usize, x: &mut Tensor) -> f32 {
     let squares = (0..n).flat_map(|row| branch.row(row)).map(|v| f64::from(*v).powi(2)).sum::<f64>();
     let rms = (squares / (n * branch.cols()) as f64).sqrt();
     let gain = BRANCH_RMS / (rms as f32).max(1e-9);

@@ -2,7 +2,7 @@
 
 use faser_kernels::RopeScaling;
 
-use crate::{Architecture, LayerSpec, ModelConfig, ModelError, RopeConfig};
+use crate::{Architecture, Experts, LayerSpec, Mlp, ModelConfig, ModelError, RopeConfig};
 
 /// The shape of a synthetic pair. Everything that is made of it depends on these values alone.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,8 +13,12 @@ pub struct SyntheticSpec {
     pub draft_layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width of the MLP.
+    /// Width of the MLP, or of each expert.
     pub intermediate: usize,
+    /// Experts in each layer, in place of its MLP; 0: none.
+    pub experts: usize,
+    /// How many of them a row goes to.
+    pub experts_per_token: usize,
     /// Query heads; divides `hidden`.
     pub heads: usize,
     /// Key and value heads; divides `heads`.
@@ -33,7 +37,8 @@ pub struct SyntheticSpec {
 }
 
 impl SyntheticSpec {
-    /// A shape by name: `tiny` (1M parameters), `110m`, or `1.1b`. Seed 0, epsilon 0.05; change any field.
+    /// A shape by name: `tiny` (1M parameters), `110m`, or `1.1b`; or, with experts in Qwen3-30B-A3B's proportions, `1b-a80m`, which has 940M
+    /// parameters, 81M of which a token goes through. Seed 0, epsilon 0.05; change any field.
     ///
     /// # Errors
     /// The name is none of these.
@@ -43,6 +48,8 @@ impl SyntheticSpec {
             draft_layers,
             hidden,
             intermediate,
+            experts: 0,
+            experts_per_token: 0,
             heads,
             kv_heads,
             vocab,
@@ -55,9 +62,14 @@ impl SyntheticSpec {
             "tiny" => Ok(spec(4, 1, 128, 384, 4, 2, 2048)),
             "110m" => Ok(spec(12, 2, 768, 2048, 12, 12, 16_384)),
             "1.1b" => Ok(spec(22, 2, 2048, 5632, 32, 4, 32_000)),
+            "1b-a80m" => Ok(SyntheticSpec {
+                experts: 128,
+                experts_per_token: 8,
+                ..spec(24, 2, 512, 192, 8, 1, 16_384)
+            }),
             other => Err(ModelError::Synthetic {
                 field: "preset",
-                problem: format!("is {other:?}; there are \"tiny\", \"110m\" and \"1.1b\""),
+                problem: format!("is {other:?}; there are \"tiny\", \"110m\", \"1.1b\" and \"1b-a80m\""),
             }),
         }
     }
@@ -74,10 +86,21 @@ impl SyntheticSpec {
     /// The configuration of a model of this pair with the given number of layers.
     pub(crate) fn config(&self, layers: usize) -> ModelConfig {
         let rope = RopeConfig { theta: 10_000.0, scaling: RopeScaling::None };
+        let mut layer = LayerSpec::llama(self.hidden / self.heads, rope);
+        if self.experts > 0 {
+            layer.mlp.kind = Mlp::Experts(Experts {
+                activation: layer.mlp.kind.activation().0,
+                count: self.experts,
+                active: self.experts_per_token,
+                width: self.intermediate,
+                renormed: true,
+                shared: None,
+            });
+        }
         ModelConfig {
-            architecture: Architecture::Llama,
+            architecture: if self.experts > 0 { Architecture::Mixtral } else { Architecture::Llama },
             hidden: self.hidden,
-            layers: vec![LayerSpec::llama(self.hidden / self.heads, rope); layers],
+            layers: vec![layer; layers],
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.hidden / self.heads,
@@ -110,6 +133,8 @@ impl SyntheticSpec {
             ("kv_heads", self.kv_heads, 1, self.heads),
             ("vocab", self.vocab, 256, 1 << 20),
             ("max_context", self.max_context, 1, 1 << 24),
+            ("experts", self.experts, 0, 1 << 10),
+            ("experts_per_token", self.experts_per_token, usize::from(self.experts > 0), self.experts),
         ];
         for (field, value, least, most) in sizes {
             if !(least..=most).contains(&value) {
@@ -144,7 +169,7 @@ mod tests {
 
     #[test]
     fn presets_are_possible_shapes() {
-        for name in ["tiny", "110m", "1.1b"] {
+        for name in ["tiny", "110m", "1.1b", "1b-a80m"] {
             SyntheticSpec::preset(name).unwrap().check().unwrap();
         }
         assert!(SyntheticSpec::preset("7b").unwrap_err().to_string().contains("\"1.1b\""));
@@ -159,6 +184,10 @@ mod tests {
             (SyntheticSpec { heads: 0, ..tiny.clone() }, "`heads`"),
             (SyntheticSpec { kv_heads: 3, ..tiny.clone() }, "`kv_heads`"),
             (SyntheticSpec { vocab: 255, ..tiny.clone() }, "`vocab`"),
+            (SyntheticSpec { experts: 4, ..tiny.clone() }, "`experts_per_token`"),
+            (SyntheticSpec { experts: 4, experts_per_token: 5, ..tiny.clone() }, "`experts_per_token`"),
+            (SyntheticSpec { experts_per_token: 1, ..tiny.clone() }, "`experts_per_token`"),
+            (SyntheticSpec { experts: 5000, experts_per_token: 1, ..tiny.clone() }, "`experts`"),
             (SyntheticSpec { residual_scale: f32::NAN, ..tiny.clone() }, "`residual_scale`"),
             (SyntheticSpec { residual_scale: 1.5, ..tiny }, "`residual_scale`"),
         ];

@@ -8,6 +8,7 @@ use faser_kernels::{Dtype, Make, Source};
 use super::SyntheticSpec;
 use super::calibration::Calibration;
 use super::normal::Normal;
+use crate::layer_spec::MlpWeights;
 use crate::load::{Counter, CpuPacker, EMBEDDING, HEAD, Held, Shapes, Tensors, counted, load_layer};
 use crate::{ModelConfig, ModelError, Shard};
 
@@ -76,7 +77,10 @@ impl Tensors for Synthetic {
         for (name, outputs, inputs) in wanted.matrices.into_inner() {
             let part = name.trim_end_matches("_proj.weight").rsplit('.').next().unwrap_or_default();
             let gain = if matches!(part, "q" | "k") { ATTENTION_STD.sqrt() } else { 1.0 };
-            let made = self.weights(&format!("layer {layer} {part}"), outputs, inputs, gain);
+            // Of experts each has its own.
+            let expert = name.split_once(".experts.").and_then(|(_, rest)| rest.split('.').next());
+            let stream = expert.map_or_else(String::new, |expert| format!(" expert {expert}"));
+            let made = self.weights(&format!("layer {layer}{stream} {part}"), outputs, inputs, gain);
             self.layer.insert(name, made);
         }
         let mut packer = CpuPacker { dtype: self.dtype };
@@ -87,10 +91,18 @@ impl Tensors for Synthetic {
             self.calibration.attention_gain(&config, spec, &trial),
             self.calibration.mlp_gain(&config, spec, &trial),
         ];
-        for (branch, gain) in spec.branches().iter().zip(gains) {
-            let name = format!("model.layers.{layer}.{}.weight", branch.output.0);
-            let made = self.layer.get_mut(&name).into_iter().flatten();
-            made.for_each(|value| *value *= gain * epsilon);
+        let mlp_outputs = match spec.mlp_weights() {
+            MlpWeights::Dense(mlp) => vec![mlp.output],
+            MlpWeights::Experts(mlp) => {
+                mlp.each.into_iter().chain(mlp.shared).map(|expert| expert.output).collect()
+            }
+        };
+        let outputs = [vec![spec.attention_weights().output], mlp_outputs];
+        for (outputs, gain) in outputs.iter().zip(gains) {
+            for (name, _) in outputs {
+                let made = self.layer.get_mut(&format!("model.layers.{layer}.{name}.weight"));
+                made.into_iter().flatten().for_each(|value| *value *= gain * epsilon);
+            }
         }
         Ok(())
     }

@@ -117,10 +117,10 @@ fn class(named: Option<&str>, family: Architecture, tokenizer: &Value) -> Option
         // They build nothing else.
         _ if tokenizer["model"]["type"] != "BPE" => None,
         // The class of Mistral's own library is another matter: without that it is the file.
-        (Architecture::Mistral, _) => None,
-        (Architecture::Qwen2, _) | (Architecture::Qwen3, None) | (_, Some("Qwen2Tokenizer")) => {
-            Some(Class::Qwen2)
-        }
+        (Architecture::Mistral | Architecture::Mixtral, _) => None,
+        (Architecture::Qwen2, _)
+        | (Architecture::Qwen3 | Architecture::Qwen2Moe | Architecture::Qwen3Moe, None)
+        | (_, Some("Qwen2Tokenizer")) => Some(Class::Qwen2),
         (_, Some("LlamaTokenizer")) if !has_byte_level(tokenizer) => Some(Class::Llama),
         _ => None,
     }

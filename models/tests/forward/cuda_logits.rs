@@ -76,12 +76,22 @@ fn layers_of_any_mixture_have_the_cpus_logits() {
     });
 }
 
+/// But for those with experts, which are refused.
 #[test]
 fn every_family_has_the_cpus_logits() {
     cuda_fake::inside("cuda_logits::every_family_has_the_cpus_logits", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         for case in &golden_cases() {
             let source = WeightSource::folder(&golden(case)).unwrap();
+            if source.config().unwrap().experts().is_some() {
+                let refused = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::Bf16, &mut |_| {});
+                let refused = refused.err().unwrap().to_string();
+                assert!(
+                    refused.contains("experts (`model.target`") && refused.contains("`device.kind: cpu`"),
+                    "{refused}"
+                );
+                continue;
+            }
             let cpu = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
             let expected = on_cpu(&cpu).unwrap();
             for dtype in [Dtype::F32, Dtype::Bf16] {

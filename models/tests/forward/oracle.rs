@@ -9,7 +9,8 @@ use faser_kernels::ops::Activation;
 use faser_kernels::{Dtype, Isa, RopeScaling};
 use faser_models::rounding::Distance;
 use faser_models::{
-    AttentionSpec, LayerSpec, Mlp, MlpSpec, Model, ModelConfig, Norms, RopeConfig, Shard, WeightSource,
+    AttentionSpec, Experts, LayerSpec, Mlp, MlpSpec, Model, ModelConfig, Norms, RopeConfig, Shard,
+    WeightSource,
 };
 
 use crate::session::Session;
@@ -92,6 +93,26 @@ fn layer(random: &mut Random) -> LayerSpec {
     }
 }
 
+/// The same where some layers have experts.
+fn with_experts(random: &mut Random, mut config: ModelConfig) -> ModelConfig {
+    let count = 1 + random.below(9);
+    let experts = Experts {
+        activation: random.one_of(&Activation::ALL),
+        count,
+        active: 1 + random.below(count),
+        width: random.one_of(&[4, 20, 64]),
+        renormed: random.chance(),
+        shared: random.one_of(&[None, Some(8), Some(64)]),
+    };
+    for (index, layer) in config.layers.iter_mut().enumerate() {
+        if index == 0 || random.chance() {
+            let norms = Norms { before: layer.mlp.norms.before, after: None };
+            layer.mlp = MlpSpec { norms, kind: Mlp::Experts(experts), bias: false };
+        }
+    }
+    config
+}
+
 /// A folder with a random checkpoint of a shape; it goes with this.
 pub(crate) struct Checkpoint {
     folder: PathBuf,
@@ -130,11 +151,25 @@ impl Checkpoint {
             linear("self_attn.k_proj", kv, hidden, attention.qkv_bias);
             linear("self_attn.v_proj", kv, hidden, attention.qkv_bias);
             linear("self_attn.o_proj", hidden, q, attention.o_bias);
-            if matches!(mlp.kind, Mlp::Gated(_)) {
-                linear("mlp.gate_proj", intermediate, hidden, mlp.bias);
+            let mut gated = |place: &str, width: usize, gate: bool, bias: bool| {
+                if gate {
+                    linear(&format!("{place}.gate_proj"), width, hidden, bias);
+                }
+                linear(&format!("{place}.up_proj"), width, hidden, bias);
+                linear(&format!("{place}.down_proj"), hidden, width, bias);
+            };
+            match mlp.kind {
+                Mlp::Gated(_) => gated("mlp", intermediate, true, mlp.bias),
+                Mlp::Plain(_) => gated("mlp", intermediate, false, mlp.bias),
+                Mlp::Experts(Experts { count, width, shared, .. }) => {
+                    (0..count).for_each(|expert| gated(&format!("mlp.experts.{expert}"), width, true, false));
+                    if let Some(width) = shared {
+                        gated("mlp.shared_expert", width, true, false);
+                        linear("mlp.shared_expert_gate", 1, hidden, false);
+                    }
+                    linear("mlp.gate", count, hidden, false);
+                }
             }
-            linear("mlp.up_proj", intermediate, hidden, mlp.bias);
-            linear("mlp.down_proj", hidden, intermediate, mlp.bias);
             if attention.sinks {
                 add("self_attn.sinks", &[heads]);
             }
@@ -238,18 +273,47 @@ impl Oracle<'_> {
     }
 
     fn activate(&self, place: &str, spec: &MlpSpec, x: &Tensor) -> Result<Tensor> {
-        let of = |activation: Activation, x: Tensor| match activation {
+        match spec.kind {
+            Mlp::Experts(experts) => self.mix(place, experts, x),
+            Mlp::Gated(activation) => self.gated(&format!("{place}.mlp"), activation, true, x),
+            Mlp::Plain(activation) => self.gated(&format!("{place}.mlp"), activation, false, x),
+        }
+    }
+
+    fn gated(&self, place: &str, activation: Activation, gate: bool, x: &Tensor) -> Result<Tensor> {
+        let of = |x: Tensor| match activation {
             Activation::Silu => x.silu(),
             Activation::GeluTanh => x.gelu(),
             Activation::Gelu => x.gelu_erf(),
             Activation::ReluSquared => x.relu()?.sqr(),
         };
-        let up = self.linear(x, place, "mlp.up_proj")?;
-        let inner = match spec.kind {
-            Mlp::Plain(activation) => of(activation, up)?,
-            Mlp::Gated(activation) => (of(activation, self.linear(x, place, "mlp.gate_proj")?)? * up)?,
-        };
-        self.linear(&inner, place, "mlp.down_proj")
+        let up = self.linear(x, place, "up_proj")?;
+        let inner = if gate { (of(self.linear(x, place, "gate_proj")?)? * up)? } else { of(up)? };
+        self.linear(&inner, place, "down_proj")
+    }
+
+    /// Every expert of every row, most of them weighed by 0.
+    fn mix(&self, place: &str, experts: Experts, x: &Tensor) -> Result<Tensor> {
+        let Experts { activation, count, active, renormed, shared, .. } = experts;
+        let mut weights = self.linear(x, place, "mlp.gate")?.exp()?.to_vec2::<f64>()?;
+        for row in &mut weights {
+            let mut sorted = row.clone();
+            sorted.sort_by(|a, b| b.total_cmp(a));
+            let sum: f64 = sorted[..if renormed { active } else { count }].iter().sum();
+            row.iter_mut().for_each(|w| *w = if *w >= sorted[active - 1] { *w / sum } else { 0.0 });
+        }
+        let weights = Tensor::new(weights, &Device::Cpu)?;
+        let mut sum = x.zeros_like()?;
+        for expert in 0..count {
+            let of = self.gated(&format!("{place}.mlp.experts.{expert}"), activation, true, x)?;
+            sum = (sum + of.broadcast_mul(&weights.narrow(1, expert, 1)?)?)?;
+        }
+        if shared.is_none() {
+            return Ok(sum);
+        }
+        let of = self.gated(&format!("{place}.mlp.shared_expert"), activation, true, x)?;
+        let gate = self.linear(x, place, "mlp.shared_expert_gate")?;
+        sum + of.broadcast_div(&(gate.neg()?.exp()? + 1.0)?)?
     }
 }
 
@@ -280,9 +344,10 @@ fn rounded(logits: Vec<Vec<f64>>) -> Vec<Vec<f32>> {
 
 #[test]
 fn layers_of_any_mixture_have_candles_logits() {
-    for seed in 0..60 {
+    for seed in 0..90 {
         let mut random = Random(seed);
         let config = config(&mut random);
+        let config = if seed < 60 { config } else { with_experts(&mut random, config) };
         let checkpoint = Checkpoint::new(&config, &mut random, &format!("cpu-{seed}"));
         let tokens = tokens(&config, &mut random);
         let expected = rounded(checkpoint.logits(&config, &tokens).unwrap());

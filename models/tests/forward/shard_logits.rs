@@ -97,6 +97,8 @@ fn a_synthetic_pairs_shards_are_those_of_its_models() {
         draft_layers: 1,
         hidden: 64,
         intermediate: 96,
+        experts: 0,
+        experts_per_token: 0,
         heads: 8,
         kv_heads: 2,
         vocab: 300,

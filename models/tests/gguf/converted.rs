@@ -43,7 +43,9 @@ pub(crate) fn folder(dir: &Path, format: GgmlDType) -> Writer {
         serde_json::from_str(&std::fs::read_to_string(dir.join("config.json")).unwrap()).unwrap();
     let size = |key: &str| config[key].as_u64().unwrap() as usize;
     let architecture = match config["model_type"].as_str().unwrap() {
-        "mistral" => "llama",
+        "mistral" | "mixtral" => "llama",
+        "qwen2_moe" => "qwen2moe",
+        "qwen3_moe" => "qwen3moe",
         other => other,
     };
     let mut writer = Writer::new(architecture);
@@ -58,6 +60,17 @@ pub(crate) fn folder(dir: &Path, format: GgmlDType) -> Writer {
         ("vocab_size", "vocab_size"),
     ] {
         writer.whole(&own(theirs), size(ours) as u32);
+    }
+    for (theirs, ours) in [
+        ("expert_count", "num_experts"),
+        ("expert_count", "num_local_experts"),
+        ("expert_used_count", "num_experts_per_tok"),
+        ("expert_feed_forward_length", "moe_intermediate_size"),
+        ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
+    ] {
+        if config[ours].is_u64() {
+            writer.whole(&own(theirs), size(ours) as u32);
+        }
     }
     let heads = size("num_attention_heads");
     let head_dim = config["head_dim"].as_u64().map_or(size("hidden_size") / heads, |dim| dim as usize);
@@ -97,14 +110,34 @@ pub(crate) fn folder(dir: &Path, format: GgmlDType) -> Writer {
         .collect();
     stored.sort_by(|a, b| a.0.cmp(&b.0));
     let turned = HashMap::from([("attn_q", heads), ("attn_k", size("num_key_value_heads"))]);
+    // Each expert's matrices by the name of their stack.
+    let mut experts: HashMap<String, Vec<(usize, Tensor)>> = HashMap::new();
     for (name, tensor) in stored {
         let name = theirs(&name);
         let mut tensor = tensor.to_dtype(DType::F32).unwrap();
+        if let Some((layer, rest)) = name.split_once("experts.") {
+            let (expert, projection) = rest.split_once('.').unwrap();
+            experts
+                .entry(format!("{layer}{}", stacked(projection)))
+                .or_default()
+                .push((expert.parse().unwrap(), tensor));
+            continue;
+        }
+        if name.contains("ffn_gate_inp_shexp") {
+            tensor = tensor.squeeze(0).unwrap();
+        }
         let part = name.rsplit('.').nth(1).unwrap();
         if let Some(heads) = turned.get(part).filter(|_| architecture == "llama") {
             tensor = paired(&tensor, *heads);
         }
         add(&mut writer, &name, &tensor, format);
+    }
+    let mut experts: Vec<_> = experts.into_iter().collect();
+    experts.sort_by(|a, b| a.0.cmp(&b.0));
+    for (name, mut each) in experts {
+        each.sort_by_key(|(expert, _)| *expert);
+        let each: Vec<Tensor> = each.into_iter().map(|(_, tensor)| tensor).collect();
+        add(&mut writer, &name, &Tensor::stack(&each, 0).unwrap(), format);
     }
     writer
 }
@@ -112,7 +145,7 @@ pub(crate) fn folder(dir: &Path, format: GgmlDType) -> Writer {
 /// Adds a tensor in the format, if it is a matrix whose rows allow it.
 pub(crate) fn add(writer: &mut Writer, name: &str, tensor: &Tensor, format: GgmlDType) {
     let shape = tensor.dims().to_vec();
-    let fits = shape.len() == 2 && shape[1].is_multiple_of(format.block_size());
+    let fits = shape.len() >= 2 && shape[shape.len() - 1].is_multiple_of(format.block_size());
     let format = if fits { format } else { GgmlDType::F32 };
     let quantised = QTensor::quantize(tensor, format).unwrap();
     writer.tensor(name, &shape, number(format), quantised.data().unwrap().to_vec());
@@ -132,12 +165,28 @@ fn theirs(ours: &str) -> String {
         ("self_attn.o_proj", "attn_output"),
         ("post_attention_layernorm", "ffn_norm"),
         ("input_layernorm", "attn_norm"),
+        ("block_sparse_moe.", "mlp."),
+        (".w1.", ".gate_proj."),
+        (".w2.", ".down_proj."),
+        (".w3.", ".up_proj."),
+        ("mlp.shared_expert_gate.", "ffn_gate_inp_shexp."),
+        ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+        ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+        ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+        ("mlp.gate.", "ffn_gate_inp."),
         ("mlp.gate_proj", "ffn_gate"),
         ("mlp.up_proj", "ffn_up"),
         ("mlp.down_proj", "ffn_down"),
+        ("mlp.experts.", "experts."),
     ]
     .iter()
     .fold(ours.to_owned(), |name, (from, to)| name.replace(from, to))
+}
+
+/// The stack that an expert's projection is in.
+fn stacked(projection: &str) -> String {
+    let (part, kind) = projection.split_once("_proj.").unwrap();
+    format!("ffn_{part}_exps.{kind}")
 }
 
 /// Rows of each head as llama.cpp turns them: those of the two halves in turns.

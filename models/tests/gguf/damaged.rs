@@ -29,7 +29,7 @@ fn llama() -> Writer {
 /// A change of a file that is right, and what is said of it.
 type Damage = (&'static str, fn(&mut Writer));
 
-const DAMAGES: [Damage; 37] = [
+const DAMAGES: [Damage; 42] = [
     ("version 1 of GGUF", |w| w.version = 1),
     ("version 4 of GGUF", |w| w.version = 4),
     ("big-endian", |w| w.version = 3_u32.swap_bytes()),
@@ -70,7 +70,25 @@ const DAMAGES: [Damage; 37] = [
     ("tensor `rope_freqs.weight` has shape [3], and [4] is expected", |w| {
         w.tensor("rope_freqs.weight", &[3], crate::writer::F32, vec![0; 12]);
     }),
-    ("`llama.expert_count` is 8, and only 0", |w| w.whole("llama.expert_count", 8)),
+    ("`llama.expert_used_count` is missing", |w| w.whole("llama.expert_count", 8)),
+    ("`llama.expert_count` is 100000, a whole number from 1 to 1024", |w| {
+        w.whole("llama.expert_count", 100_000);
+        w.whole("llama.expert_used_count", 2);
+    }),
+    ("`llama.expert_used_count` is 9, and there are 8 experts", |w| {
+        w.whole("llama.expert_count", 8);
+        w.whole("llama.expert_used_count", 9);
+    }),
+    ("there is no tensor `blk.0.ffn_gate_inp.weight`", |w| {
+        w.whole("llama.expert_count", 8);
+        w.whole("llama.expert_used_count", 2);
+    }),
+    ("`llama.expert_gating_func` is 2, and only 1", |w| w.whole("llama.expert_gating_func", 2)),
+    ("`llama.expert_weights_norm` is false, and only true", |w| {
+        w.whole("llama.expert_count", 8);
+        w.whole("llama.expert_used_count", 2);
+        w.flag("llama.expert_weights_norm", false);
+    }),
     ("`llama.attention.causal` is false", |w| w.flag("llama.attention.causal", false)),
     ("`tokenizer.ggml.eos_token_id` is 5000, and the embedding has", |w| {
         w.whole("tokenizer.ggml.eos_token_id", 5000);

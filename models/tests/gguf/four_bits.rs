@@ -83,7 +83,7 @@ fn instruction_sets_differ_by_no_more_than_in_int8() {
 #[test]
 fn weights_that_no_file_has_quantised_are_quantised_as_those_of_a_checkpoint() {
     let folder = Folder::new("four-bits-plain");
-    for case in ["llama", "qwen3-tied"] {
+    for case in ["llama", "qwen3-tied", "qwen3-moe"] {
         let path = folder.file("model.gguf", &golden_case(case, GgmlDType::F32).bytes());
         let [wanted, found] = [&golden(case), &path].map(|from| load(from, Dtype::Int4));
         assert!(logits(&found, Isa::detect()) == logits(&wanted, Isa::detect()), "{case}");

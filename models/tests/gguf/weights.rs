@@ -10,7 +10,7 @@ use crate::session::{Session, golden};
 use crate::writer::{Folder, Writer};
 
 /// Checkpoints of the architectures that GGUF files are read of.
-const CASES: [&str; 7] = [
+const CASES: [&str; 10] = [
     "llama",
     "llama-gqa8-llama3-rope-tied",
     "llama-linear-rope-biases",
@@ -18,6 +18,9 @@ const CASES: [&str; 7] = [
     "qwen2-tied",
     "qwen3-sharded",
     "qwen3-tied",
+    "mixtral",
+    "qwen2-moe",
+    "qwen3-moe",
 ];
 
 fn load(path: &std::path::Path, shard: Shard, dtype: Dtype) -> Result<Model, ModelError> {
@@ -77,15 +80,16 @@ fn greedy_texts_are_those_of_the_checkpoint() {
 #[test]
 fn shards_are_the_same_parts() {
     let folder = Folder::new("shards");
-    let case = "llama-gqa8-llama3-rope-tied";
-    let path = folder.file("model.gguf", &golden_case(case, GgmlDType::F32).bytes());
-    for shard in Shard::all(2) {
-        let Ok(wanted) = load(&golden(case), shard, Dtype::F32) else {
-            assert!(load(&path, shard, Dtype::F32).is_err());
-            continue;
-        };
-        let found = load(&path, shard, Dtype::F32).unwrap();
-        assert_eq!(found.weight_bytes(), wanted.weight_bytes());
+    for case in ["llama-gqa8-llama3-rope-tied", "qwen3-moe"] {
+        let path = folder.file("model.gguf", &golden_case(case, GgmlDType::F32).bytes());
+        for shard in Shard::all(2) {
+            let Ok(wanted) = load(&golden(case), shard, Dtype::F32) else {
+                assert!(load(&path, shard, Dtype::F32).is_err());
+                continue;
+            };
+            let found = load(&path, shard, Dtype::F32).unwrap();
+            assert_eq!(found.weight_bytes(), wanted.weight_bytes());
+        }
     }
 }
 

@@ -76,7 +76,28 @@ CASES = {
     "gemma3-older-keys": ("Gemma3", dict(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=1, head_dim=8, intermediate_size=40, query_pre_attn_scalar=8, sliding_window=5,
         final_logit_softcapping=15.0, num_hidden_layers=4), "bfloat16", False, None),
+    "qwen3-moe": ("Qwen3Moe", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=48, moe_intermediate_size=16, num_experts=8,
+        num_experts_per_tok=3, norm_topk_prob=True), "bfloat16", False, None),
+    "qwen3-moe-stacked": ("Qwen3Moe", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, moe_intermediate_size=16, num_experts=6,
+        num_experts_per_tok=6, decoder_sparse_step=2, attention_bias=True, use_sliding_window=True, sliding_window=6), "bfloat16", False, None),
+    "mixtral": ("Mixtral", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2,
+        router_jitter_noise=0.1), "bfloat16", True, None),
+    "mixtral-sliding-stacked": ("Mixtral", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, num_local_experts=5, num_experts_per_tok=1,
+        num_hidden_layers=1, sliding_window=7), "bfloat16", False, None),
+    "qwen2-moe": ("Qwen2Moe", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=4, intermediate_size=48, moe_intermediate_size=24,
+        shared_expert_intermediate_size=40, num_experts=7, num_experts_per_tok=2), "bfloat16", False, None),
+    "qwen2-moe-some-layers-sliding": ("Qwen2Moe", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, qkv_bias=False, num_hidden_layers=4,
+        use_sliding_window=True, sliding_window=5, max_window_layers=3, mlp_only_layers=[3]), "bfloat16", False, None),
 }
+# Those that are saved as transformers 5 holds them.
+STACKED = ["qwen3-moe-stacked", "mixtral-sliding-stacked"]
 
 
 def extended(folder):
@@ -122,8 +143,31 @@ def randomize(model, generator):
             parameter.data = 0.5 * noise
         elif "embed_tokens" in name or "lm_head" in name:
             parameter.data = noise * 0.5
+        elif name.endswith("mlp.gate.weight"):
+            # Far enough apart that rounding does not choose other experts.
+            parameter.data = noise * (4 / parameter.shape[1] ** 0.5)
+        elif ".experts." in name:
+            # [experts, outputs, inputs]
+            parameter.data = noise * (1.5 / parameter.shape[2] ** 0.5)
         else:
             parameter.data = noise * (1.5 / parameter.shape[1] ** 0.5)
+
+
+def prompt(model, generator):
+    """Random tokens. Where there are experts, those whose routers are far from choosing others: what rounding changes is then no other choice."""
+    config = model.config
+    experts, active = getattr(config, "num_experts", 0), getattr(config, "num_experts_per_tok", 0)
+    if not experts or experts == active:
+        return torch.randint(0, VOCAB, (1, PROMPT_LENGTH), generator=generator)
+    tokens = torch.empty((1, 0), dtype=torch.int64)
+    while tokens.shape[1] < PROMPT_LENGTH:
+        longer = torch.cat([tokens, torch.randint(0, VOCAB, (1, 1), generator=generator)], dim=1)
+        with torch.inference_mode():
+            routers = model(longer, output_router_logits=True).router_logits
+        last = [logits.reshape(-1, experts)[-1].sort(descending=True).values for logits in routers]
+        if all(logits[active - 1] - logits[active] > 0.5 for logits in last):
+            tokens = longer
+    return tokens
 
 
 def old_rope_keys(path):
@@ -146,14 +190,15 @@ def make_checkpoint(seed, name, family, options, dtype, old_keys, shard_bytes):
         pad_token_id=None, attn_implementation="eager", **options)
     model = kind(config).eval()
     randomize(model, generator)
-    model.to(getattr(torch, dtype)).save_pretrained(folder, **(dict(max_shard_size=shard_bytes) if shard_bytes else {}))
+    model.to(getattr(torch, dtype)).save_pretrained(
+        folder, save_original_format=name not in STACKED, **(dict(max_shard_size=shard_bytes) if shard_bytes else {}))
     if old_keys:
         old_rope_keys(folder / "config.json")
     if name in EDITS:
         EDITS[name](folder)
     # What is stored is the model: read it back, and compute in float32.
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    tokens = torch.randint(0, VOCAB, (1, PROMPT_LENGTH), generator=generator)
+    tokens = prompt(model, generator)
     with torch.inference_mode():
         logits = model(tokens).logits[0]
     save_file({"tokens": tokens[0].to(torch.int64), "logits": logits.contiguous()}, folder / "expected.safetensors")

@@ -9,8 +9,10 @@
 mod amx_int8;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx_strip;
+mod experts;
 mod strip;
 
+pub use self::experts::{Groups, matmul_experts, matmul_experts_activated};
 use super::Norm;
 use super::activate::{Activation, Row, activate};
 use crate::isa::Supported;
@@ -19,7 +21,7 @@ use crate::ops::write::Write;
 use crate::simd::{
     DotBf16, DotInt4, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes,
 };
-use crate::{Isa, Lane};
+use crate::{Isa, Lane, Op};
 use half::bf16;
 use std::ops::Range;
 use strip::{Job, STRIP, Strips, compute};
@@ -104,34 +106,66 @@ fn job<'a>(
     assert_eq!((out.rows(), out.cols()), (x.rows(), outputs), "matmul: shape of out");
     let bias = bias.map(Vector::as_slice);
     assert!(bias.is_none_or(|bias| bias.len() == outputs), "matmul: length of the bias");
-    Job { x, norm, w, bias, out: out.share(), write }
+    Job { x, chosen: None, norm, w, bias, out: out.share(), write }
 }
 
 fn run(lane: &Lane, job: &Job<'_>, activated: Option<Activated<'_>>) {
-    let Job { x, w, .. } = *job;
-    let (rows, inputs) = (x.rows(), w.in_features());
+    let rows = job.x.rows();
+    let slabs = Slabs::of(rows, lane.supported().isa());
+    run_slabs(lane, Op::Matmul, job, (slabs.count, slabs.rows), activated, &|slab| (job.w, slabs.part(slab)));
+}
+
+/// Rows in even parts, none with more than stay in a core's cache.
+#[derive(Clone, Copy)]
+struct Slabs {
+    all: usize,
+    count: usize,
+    /// Of each but the last, which may have fewer.
+    rows: usize,
+}
+
+impl Slabs {
+    fn of(all: usize, isa: Isa) -> Slabs {
+        let count = all.div_ceil(slab(isa));
+        Slabs { all, count, rows: all.div_ceil(count.max(1)) }
+    }
+
+    fn part(self, slab: usize) -> Range<usize> {
+        slab * self.rows..self.all.min((slab + 1) * self.rows)
+    }
+}
+
+/// Does the work of `slabs`, each some rows of the job (about `slab_rows`) and a matrix shaped as the job's.
+fn run_slabs<'a>(
+    lane: &Lane,
+    op: Op,
+    job: &Job<'a>,
+    (slabs, slab_rows): (usize, usize),
+    activated: Option<Activated<'_>>,
+    part: &(dyn Fn(usize) -> (&'a Matrix, Range<usize>) + Sync),
+) {
+    let (inputs, out_features) = (job.w.in_features(), job.w.out_features());
     // Items go slab by slab, each through all strips; a strip that is activated goes with those that it is the gates of.
     let isa = lane.supported();
-    let slabs = rows.div_ceil(slab(isa.isa()));
-    let slab_rows = rows.div_ceil(slabs.max(1));
     let gated = activated.is_some_and(|activated| activated.gated);
-    let strips = w.out_features().div_ceil(STRIP) / if gated { 2 } else { 1 };
+    let strips = out_features.div_ceil(STRIP) / if gated { 2 } else { 1 };
     // Read at some 40 GB/s, or multiplied at some 450 GFLOP/s.
     let weights = STRIP * inputs * if gated { 2 } else { 1 };
-    let item_ns = (weights * w.dtype().bits() / 320).max(weights * slab_rows / 225);
-    lane.run(crate::Op::Matmul, slabs * strips, item_ns, &|queue, scratch| {
+    let item_ns = (weights * job.w.dtype().bits() / 320).max(weights * slab_rows / 225);
+    lane.run(op, slabs * strips, item_ns, &|queue, scratch| {
         let mut packed = None;
         while let Some(mut items) = queue.next() {
             while !items.is_empty() {
                 // Of one slab: consecutive strips.
                 let slab = items.start / strips;
                 let end = items.end.min((slab + 1) * strips);
-                let rows = slab * slab_rows..x.rows().min((slab + 1) * slab_rows);
+                let (w, rows) = part(slab);
+                let job = &Job { w, ..*job };
                 let first = items.start % strips * STRIP..(end - slab * strips) * STRIP;
                 let second = gated.then_some(strips * STRIP + first.start..strips * STRIP + first.end);
                 for outputs in [Some(first.clone()), second].into_iter().flatten() {
                     let fresh = packed.replace(slab) != Some(slab);
-                    let outputs = outputs.start..outputs.end.min(w.out_features());
+                    let outputs = outputs.start..outputs.end.min(out_features);
                     let strips = Strips { job, rows: rows.clone(), outputs, fresh, scratch };
                     // SAFETY: they are strips of this matrix, and of items that are done once.
                     unsafe { over_panels(isa, w, strips) };

@@ -16,8 +16,11 @@ use std::ops::Range;
 pub(super) const STRIP: usize = 2 * PANEL;
 
 /// A matmul.
+#[derive(Clone, Copy)]
 pub(super) struct Job<'a> {
     pub(super) x: View<'a>,
+    /// Which row of `x` each row is, if they are not those of `x` in order.
+    pub(super) chosen: Option<&'a [u32]>,
     /// In front of it.
     pub(super) norm: Option<Norm<'a>>,
     pub(super) w: &'a Matrix,
@@ -30,7 +33,7 @@ impl Job<'_> {
     /// Row `r` of what is multiplied; `room` is for one row.
     #[inline(always)]
     pub(super) fn row<'r, S: Simd>(&'r self, s: S, r: usize, room: &'r mut [f32]) -> &'r [f32] {
-        let row = self.x.row(r);
+        let row = self.x.row(self.chosen.map_or(r, |chosen| chosen[r] as usize));
         let Some(norm) = self.norm else { return row };
         norm.write(s, row, room);
         room

@@ -63,6 +63,8 @@ fn whatever_changes_a_cost_changes_the_key() {
         draft_layers: 1,
         hidden: 32,
         intermediate: 32,
+        experts: 0,
+        experts_per_token: 0,
         heads: 2,
         kv_heads: 1,
         vocab: 256,
