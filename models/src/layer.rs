@@ -20,7 +20,7 @@ pub(crate) struct Layer<M = Matrix, V = Vector> {
 
 /// What both branches have: see [`crate::layer_spec`].
 pub(crate) struct Branch<M = Matrix, V = Vector> {
-    pub(crate) norm_before: V,
+    pub(crate) norm_before: Option<V>,
     /// The projections of its input, one behind the other along their outputs.
     pub(crate) inputs: M,
     pub(crate) inputs_bias: Option<V>,
@@ -34,8 +34,9 @@ impl<M, V> Layer<M, V> {
     pub(crate) fn bytes(&self, matrix: impl Fn(&M) -> u64, vector: impl Fn(&V) -> u64) -> u64 {
         let branches = [&self.attention, &self.mlp];
         let heads = [&self.q_norm, &self.k_norm, &self.sinks, &self.stream_norm].into_iter().flatten();
-        let optional = branches.into_iter().flat_map(|b| [&b.inputs_bias, &b.output_bias, &b.norm_after]);
-        let vectors = branches.into_iter().map(|b| &b.norm_before).chain(optional.flatten()).chain(heads);
+        let of_branches =
+            branches.into_iter().flat_map(|b| [&b.norm_before, &b.inputs_bias, &b.output_bias, &b.norm_after]);
+        let vectors = of_branches.flatten().chain(heads);
         let matrices = branches.into_iter().flat_map(|b| [&b.inputs, &b.output]);
         vectors.map(vector).sum::<u64>() + matrices.map(matrix).sum::<u64>()
     }
@@ -78,7 +79,9 @@ impl Layer {
                 ops::rms_norm_heads(lane, qkv.view_mut(n).columns(columns), weight, config.rms_eps);
             }
         }
-        ops::rope(lane, qkv.view_mut(n).columns(0..q + kv_width), rows.positions, at.rope);
+        if let Some(rope) = at.rope {
+            ops::rope(lane, qkv.view_mut(n).columns(0..q + kv_width), rows.positions, rope);
+        }
         let (k, v) = (qkv.view(n).columns(keys), qkv.view(n).columns(values));
         ops::store_kv(lane, k, v, kv, at.index, rows);
         let spec = &at.spec.attention;
@@ -105,7 +108,7 @@ impl Layer {
     fn open_block(&self, queries: usize, at: &At<'_>, x: &Tensor, normed: &mut Tensor, out: &mut Tensor) {
         let n = at.rows.positions.len();
         let (from, eps, to) = (x.view(queries), at.config.rms_eps, normed.view_mut(queries));
-        ops::rms_norm(at.lane, from, &self.attention.norm_before, eps, to, Write::Replace);
+        ops::rms_norm(at.lane, from, self.attention.norm_of_head(), eps, to, Write::Replace);
         (queries..n).for_each(|row| normed.row_mut(row).copy_from_slice(x.row(row)));
         let Branch { inputs, inputs_bias, .. } = &self.attention;
         let out = out.view_mut(n).columns(0..inputs.out_features());
@@ -126,7 +129,7 @@ impl Layer {
         let HeadScratch { embedded, beside, .. } = head;
         let (embedding, stream) = (0..hidden, hidden..2 * hidden);
         let to = beside.view_mut(n).columns(embedding);
-        ops::rms_norm(lane, embedded.view(n), &self.attention.norm_before, eps, to, Write::Replace);
+        ops::rms_norm(lane, embedded.view(n), self.attention.norm_of_head(), eps, to, Write::Replace);
         let to = beside.view_mut(n).columns(stream.clone());
         ops::rms_norm(lane, x.view(n), norm, eps, to, Write::Replace);
         if at.spec.attention.beside_embedding.is_some_and(|kind| kind.residual_normed) {
@@ -141,8 +144,8 @@ impl Layer {
     pub(crate) fn activate(&self, at: &At<'_>, scratch: &mut Scratch) {
         let n = at.rows.positions.len();
         let Scratch { x, mlp, activated, .. } = scratch;
-        let Branch { norm_before: weight, inputs, inputs_bias, .. } = &self.mlp;
-        let norm = Norm { weight, eps: at.config.rms_eps };
+        let Branch { inputs, inputs_bias, .. } = &self.mlp;
+        let norm = self.mlp.norm(at);
         let activation = at.spec.mlp.kind.activation().0;
         // It may be wide enough for layers that have more.
         let (mlp, activated) = (mlp.view_mut(n).columns(0..inputs.out_features()), activated.view_mut(n));
@@ -152,13 +155,22 @@ impl Layer {
 }
 
 impl Branch {
-    /// The residual stream `x`, normalised, to the branch's projections `out`.
+    /// Of what goes in.
+    fn norm(&self, at: &At<'_>) -> Option<Norm<'_>> {
+        self.norm_before.as_ref().map(|weight| Norm { weight, eps: at.config.rms_eps })
+    }
+
+    /// The same of a head, which has one.
+    fn norm_of_head(&self) -> &Vector {
+        self.norm_before.as_ref().expect("layers of heads begin with a norm")
+    }
+
+    /// The residual stream `x`, normalised if the branch begins so, to the branch's projections `out`.
     fn open(&self, at: &At<'_>, x: &Tensor, out: &mut Tensor) {
         let n = at.rows.positions.len();
-        let norm = Norm { weight: &self.norm_before, eps: at.config.rms_eps };
         // It may be wide enough for layers that have more.
         let out = out.view_mut(n).columns(0..self.inputs.out_features());
-        ops::matmul_normed(at.lane, x.view(n), norm, &self.inputs, self.inputs_bias.as_ref(), out);
+        ops::matmul_normed(at.lane, x.view(n), self.norm(at), &self.inputs, self.inputs_bias.as_ref(), out);
     }
 
     /// Projects what the branch computed, `from`, back, and adds it to the residual stream `x`; `sum` is room for it where it has a norm of
@@ -190,7 +202,8 @@ pub(crate) struct At<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) spec: &'a LayerSpec,
     pub(crate) shard: Shard,
-    pub(crate) rope: &'a RopeTable,
+    /// `None`: heads are not rotated.
+    pub(crate) rope: Option<&'a RopeTable>,
     pub(crate) lane: &'a Lane,
     /// Which layer of the KV cache.
     pub(crate) index: usize,

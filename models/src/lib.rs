@@ -31,7 +31,7 @@ pub use error::ModelError;
 pub use faser_kernels::{fork, give_memory_back, on_nodes, one_arena};
 pub use features::Features;
 pub use gguf::check_gguf;
-pub use layer_spec::{AttentionSpec, BesideEmbedding, LayerSpec, Mlp, MlpSpec, Norms};
+pub use layer_spec::{AttentionSpec, BesideEmbedding, LayerSpec, Mlp, MlpSpec, Norms, QkNorm};
 pub use load::{Progress, WeightSource};
 pub use model::{Model, Pass};
 pub use scratch::Scratch;

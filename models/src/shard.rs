@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use faser_kernels::collective::part;
 
-use crate::layer_spec::Split;
+use crate::layer_spec::{QkNorm, Split};
 use crate::{ModelConfig, ModelError};
 
 /// Which part of a model: that of one rank of a group.
@@ -52,6 +52,10 @@ impl Shard {
             format!("its {kv_heads} KV heads can neither be split evenly nor be held by equally many ranks")
         } else if !intermediate.is_multiple_of(ranks) {
             format!("its MLP's {intermediate} columns cannot be split evenly")
+        } else if ranks > 1
+            && config.layers.iter().any(|layer| layer.attention.qk_norm == Some(QkNorm::Whole))
+        {
+            "its q and k are normalised over all heads, and ranks have some".to_owned()
         } else if part(vocab, ranks - 1, ranks).is_empty() {
             format!("a vocabulary of {vocab} leaves some without a token")
         } else {

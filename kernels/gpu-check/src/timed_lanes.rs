@@ -28,7 +28,7 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         (true, _) => (896, 24, 14, 2, 64, 4864, 152_064),
     };
     let mut layer =
-        LayerSpec::llama(head_dim, RopeConfig { theta: 1e6, scaling: faser_kernels::RopeScaling::None });
+        LayerSpec::llama(head_dim, RopeConfig::plain(1e6));
     layer.attention.qkv_bias = true;
     ModelConfig {
         architecture: Architecture::Qwen2,
@@ -45,6 +45,8 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         tie_embeddings: draft,
         embedding_scale: 1.0,
         norm_offset: 0.0,
+        residual_multiplier: 1.0,
+        logit_scale: 1.0,
         logit_soft_cap: None,
         bos: None,
         eos: Vec::new(),

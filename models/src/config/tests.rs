@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::Mlp;
+use crate::{Mlp, QkNorm};
 
 fn llama() -> Value {
     json!({
@@ -40,7 +40,7 @@ fn refusal(changes: &Value) -> String {
 
 /// The rotary embedding of the first layer.
 fn rope(config: &ModelConfig) -> RopeConfig {
-    config.layers[0].attention.rope
+    config.layers[0].attention.rope.clone().unwrap()
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_plain_llama() {
     let config = parse(llama()).unwrap();
     assert_eq!((config.head_dim, config.q_width(), config.kv_width()), (16, 64, 32));
     assert_eq!((config.bos, config.eos.as_slice()), (Some(1), &[2][..]));
-    assert_eq!(rope(&config), RopeConfig { theta: 10_000.0, scaling: RopeScaling::None });
+    assert_eq!(rope(&config), RopeConfig::plain(10_000.0));
     assert_eq!(config.layers, vec![LayerSpec::llama(16, rope(&config)); 2]);
     assert!(!config.tie_embeddings);
     let mha = parse(with(llama(), &json!({"num_key_value_heads": null}))).unwrap();
@@ -88,7 +88,7 @@ fn families_differ_in_their_switches() {
     assert_eq!(windows(&family("Qwen3ForCausalLM", &types)), [Some(9), None]);
     let qwen3 = family("Qwen3ForCausalLM", &json!({}));
     let attention = &qwen3.layers[0].attention;
-    assert!(attention.qk_norm && !attention.qkv_bias && qwen3.head_dim == 128);
+    assert!(attention.qk_norm == Some(QkNorm::Heads) && !attention.qkv_bias && qwen3.head_dim == 128);
     let biased = family("LlamaForCausalLM", &json!({"attention_bias": true, "mlp_bias": true}));
     let LayerSpec { attention, mlp } = &biased.layers[1];
     assert!(attention.qkv_bias && attention.o_bias && mlp.bias);
@@ -124,11 +124,11 @@ fn gemmas_are_read_as_they_are_published() {
         "rope_local_base_freq": 10_000, "rope_theta": 1_000_000, "rope_scaling": null, "sliding_window": 512,
         "sliding_window_pattern": 6, "cache_implementation": "hybrid"}),
     );
-    let theta: Vec<f32> = three.layers.iter().map(|layer| layer.attention.rope.theta).collect();
+    let theta: Vec<f32> = three.layers.iter().map(|layer| layer.attention.rope.as_ref().unwrap().theta).collect();
     assert_eq!(theta, [1e4, 1e4, 1e4, 1e4, 1e4, 1e6, 1e4]);
     let slides: Vec<bool> = windows(&three).iter().map(Option::is_some).collect();
     assert_eq!(slides, [true, true, true, true, true, false, true]);
-    assert_eq!((three.logit_soft_cap, three.layers[0].attention.qk_norm), (None, true));
+    assert_eq!((three.logit_soft_cap, three.layers[0].attention.qk_norm), (None, Some(QkNorm::Heads)));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn old_and_new_rope_keys_say_the_same() {
         high_freq_factor: 4.0,
         original_max_positions: 8192,
     };
-    assert_eq!(rope(&old), RopeConfig { theta: 500_000.0, scaling: expected });
+    assert_eq!(rope(&old), RopeConfig { scaling: expected, ..RopeConfig::plain(500_000.0) });
     let linear = parse(with(llama(), &json!({"rope_scaling": {"type": "linear", "factor": 2}}))).unwrap();
     assert_eq!(rope(&linear).scaling, RopeScaling::Linear { factor: 2.0 });
 }
@@ -158,8 +158,51 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({"architectures": null}), "`architectures`", "LlamaForCausalLM"),
         (json!({"hidden_act": "quick_gelu"}), "`hidden_act`", "silu"),
         (json!({"use_bidirectional_attention": true}), "`use_bidirectional_attention`", "left to right"),
-        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "`rope_scaling.rope_type`", "llama3"),
-        (json!({"rope_parameters": {"rope_type": "dynamic"}}), "`rope_parameters.rope_type`", "linear"),
+        (json!({"rope_scaling": {"rope_type": "proportional"}}), "`rope_scaling.rope_type`", "llama3"),
+        (json!({"rope_scaling": {"rope_type": "yarn"}}), "`rope_scaling.factor`", "missing"),
+        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 1e6}}), "`rope_scaling.factor`", "131072"),
+        (
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0.5}}),
+            "`rope_scaling.beta_fast`",
+            "beta_slow",
+        ),
+        (
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1}),
+            "`rope_theta`",
+            "above 1",
+        ),
+        (json!({"rope_parameters": {"rope_type": "dynamic"}}), "`rope_parameters.factor`", "missing"),
+        (
+            json!({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}),
+            "`rope_scaling.short_factor`",
+            "numbers above 0",
+        ),
+        (
+            json!({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn", "factor": 4.0}}),
+            "`rope_scaling.rope_type`",
+            "longrope",
+        ),
+        (
+            json!({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 1.5}),
+            "`partial_rotary_factor`",
+            "at most all",
+        ),
+        (
+            json!({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 2]}),
+            "`no_rope_layers`",
+            "without",
+        ),
+        (
+            json!({"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0}),
+            "`residual_multiplier`",
+            "above 0",
+        ),
+        (
+            json!({"architectures": ["Olmo3ForCausalLM"], "rope_parameters":
+                {"full_attention": {"rope_type": "yarn", "factor": 2, "truncate": false}}}),
+            "`rope_parameters.full_attention.truncate`",
+            "leave it out",
+        ),
         (json!({"rope_parameters": {"full_attention": {}}}), "`rope_parameters`", "layer type"),
         (gemma3(json!({"rope_parameters": {"rope_theta": 1e6}})), "`rope_parameters`", "sliding_attention"),
         (
@@ -307,10 +350,10 @@ fn a_scaling_beside_parameters_takes_their_place() {
     let scaling = json!({"type": "linear", "factor": 2});
     let both = json!({"rope_parameters": parameters, "rope_scaling": scaling, "rope_theta": 7e5});
     let both = parse(with(llama(), &both)).unwrap();
-    assert_eq!(rope(&both), RopeConfig { theta: 7e5, scaling: RopeScaling::Linear { factor: 2.0 } });
+    assert_eq!(rope(&both), RopeConfig { scaling: RopeScaling::Linear { factor: 2.0 }, ..RopeConfig::plain(7e5) });
     let empty =
         parse(with(llama(), &json!({"rope_parameters": {"rope_theta": 7e5}, "rope_scaling": {}}))).unwrap();
-    assert_eq!(rope(&empty), RopeConfig { theta: 7e5, scaling: RopeScaling::None });
+    assert_eq!(rope(&empty), RopeConfig::plain(7e5));
 }
 
 proptest! {

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use faser_kernels::{PairedRows, Source};
+use faser_kernels::{HeadRows, Source};
 
 use super::header::shown;
 use super::rope_factors::FACTORS;
@@ -61,7 +61,10 @@ impl Tensors for GgufTensors<'_> {
         let source = self.sources.get(own).ok_or_else(missing)?;
         let is_turned = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
         Ok(match self.paired.filter(|_| is_turned) {
-            Some(head) => Source::Reordered(source, PairedRows::new(shape[1..].iter().product(), head)),
+            Some(head) => {
+                let cols = shape[1..].iter().product();
+                Source::Reordered(source, HeadRows { cols, head, rotated: head, neighbours: true })
+            }
             None => *source,
         })
     }

@@ -1,7 +1,5 @@
 //! The shape of a synthetic pair, and its presets.
 
-use faser_kernels::RopeScaling;
-
 use crate::{Architecture, LayerSpec, ModelConfig, ModelError, RopeConfig};
 
 /// The shape of a synthetic pair. Everything that is made of it depends on these values alone.
@@ -73,7 +71,7 @@ impl SyntheticSpec {
 
     /// The configuration of a model of this pair with the given number of layers.
     pub(crate) fn config(&self, layers: usize) -> ModelConfig {
-        let rope = RopeConfig { theta: 10_000.0, scaling: RopeScaling::None };
+        let rope = RopeConfig::plain(10_000.0);
         ModelConfig {
             architecture: Architecture::Llama,
             hidden: self.hidden,
@@ -89,6 +87,8 @@ impl SyntheticSpec {
             tie_embeddings: false,
             embedding_scale: 1.0,
             norm_offset: 0.0,
+            residual_multiplier: 1.0,
+            logit_scale: 1.0,
             logit_soft_cap: None,
             bos: None,
             eos: Vec::new(),

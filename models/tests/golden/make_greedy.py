@@ -14,7 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 HERE = pathlib.Path(__file__).parent
-CASES = ["llama", "llama-scaling-beside-parameters", "qwen2-tied-with-another-head", "mistral-sliding"]
+CASES = ["llama", "llama-scaling-beside-parameters", "qwen2-tied-with-another-head", "mistral-sliding", "phi3-longrope", "qwen3-yarn-all-keys", "olmo2",
+         "olmo3", "smollm3", "glm4", "granite"]
 READ = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
 SAID = [
     {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1, 2]},
