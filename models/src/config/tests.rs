@@ -160,7 +160,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({"use_bidirectional_attention": true}), "`use_bidirectional_attention`", "left to right"),
         (json!({"rope_scaling": {"rope_type": "proportional"}}), "`rope_scaling.rope_type`", "llama3"),
         (json!({"rope_scaling": {"rope_type": "yarn"}}), "`rope_scaling.factor`", "missing"),
-        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 1e6}}), "`rope_scaling.factor`", "131072"),
+        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 1e6}}), "`rope_scaling.factor`", "512 positions"),
         (
             json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0.5}}),
             "`rope_scaling.beta_fast`",
