@@ -34,8 +34,9 @@ impl<M, V> Layer<M, V> {
     pub(crate) fn bytes(&self, matrix: impl Fn(&M) -> u64, vector: impl Fn(&V) -> u64) -> u64 {
         let branches = [&self.attention, &self.mlp];
         let heads = [&self.q_norm, &self.k_norm, &self.sinks, &self.stream_norm].into_iter().flatten();
-        let of_branches =
-            branches.into_iter().flat_map(|b| [&b.norm_before, &b.inputs_bias, &b.output_bias, &b.norm_after]);
+        let of_branches = branches
+            .into_iter()
+            .flat_map(|b| [&b.norm_before, &b.inputs_bias, &b.output_bias, &b.norm_after]);
         let vectors = of_branches.flatten().chain(heads);
         let matrices = branches.into_iter().flat_map(|b| [&b.inputs, &b.output]);
         vectors.map(vector).sum::<u64>() + matrices.map(matrix).sum::<u64>()

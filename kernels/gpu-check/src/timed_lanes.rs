@@ -27,8 +27,7 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         (false, _) => (3584, 28, 28, 4, 128, 18_944, 152_064),
         (true, _) => (896, 24, 14, 2, 64, 4864, 152_064),
     };
-    let mut layer =
-        LayerSpec::llama(head_dim, RopeConfig::plain(1e6));
+    let mut layer = LayerSpec::llama(head_dim, RopeConfig::plain(1e6));
     layer.attention.qkv_bias = true;
     ModelConfig {
         architecture: Architecture::Qwen2,

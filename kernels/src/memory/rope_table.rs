@@ -126,8 +126,7 @@ impl RopeTable {
             cos[frequencies.len()..].fill(1.0);
             for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&frequencies) {
                 let angle = f64::from(position as f32 * frequency);
-                (*cos, *sin) =
-                    (angle.cos() as f32 * attention_factor, angle.sin() as f32 * attention_factor);
+                (*cos, *sin) = (angle.cos() as f32 * attention_factor, angle.sin() as f32 * attention_factor);
             }
         }
         Ok(RopeTable { half, max_positions, cos_sin })

@@ -104,9 +104,8 @@ fn stretched(stored: usize, longest: usize, rope: &RopeConfig) -> Vec<String> {
             "rotary scaling is longrope: all texts get its long factors if a context of more than {original_max_positions} tokens is served, else all get its short ones"
         )];
     }
-    let said = || {
-        format!("`max_position_embeddings` is {stored}, and rotary scaling (yarn) makes it {longest}")
-    };
+    let said =
+        || format!("`max_position_embeddings` is {stored}, and rotary scaling (yarn) makes it {longest}");
     (longest > stored).then(said).into_iter().collect()
 }
 

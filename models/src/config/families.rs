@@ -366,8 +366,10 @@ impl Shape<'_> {
             layer.attention.norms.after = Some("post_attention_layernorm");
             layer.attention.scale = scale;
             layer.attention.soft_cap = soft_cap;
-            layer.mlp.norms =
-                Norms { before: Some("pre_feedforward_layernorm"), after: Some("post_feedforward_layernorm") };
+            layer.mlp.norms = Norms {
+                before: Some("pre_feedforward_layernorm"),
+                after: Some("post_feedforward_layernorm"),
+            };
         });
         self.scale_as_gemma();
         Ok(())
@@ -651,13 +653,8 @@ const GEMMA: Defaults = Defaults {
     ..LLAMA
 };
 
-const OLMO2: Defaults = Defaults {
-    vocab_size: 50_304,
-    rms_norm_eps: 1e-5,
-    bos_token_id: None,
-    eos_token_id: &[50_279],
-    ..LLAMA
-};
+const OLMO2: Defaults =
+    Defaults { vocab_size: 50_304, rms_norm_eps: 1e-5, bos_token_id: None, eos_token_id: &[50_279], ..LLAMA };
 
 #[cfg(test)]
 mod tests {

@@ -88,8 +88,9 @@ impl Reader<'_> {
     /// level, or the usual one.
     fn of_all(&self, parameters: Option<Keys>, old: Option<Keys>) -> Result<RopeConfig, ModelError> {
         let keys = self.keys;
-        let theta_of =
-            |section: &Option<Keys>| section.as_ref().map_or(Ok(None), |section| section.positive("rope_theta"));
+        let theta_of = |section: &Option<Keys>| {
+            section.as_ref().map_or(Ok(None), |section| section.positive("rope_theta"))
+        };
         let lost_theta = theta_of(&parameters)?.filter(|_| old.is_some());
         let (section, name) = match old {
             Some(section) => (Some(section), "rope_scaling"),
@@ -124,7 +125,8 @@ impl Reader<'_> {
     ) -> Result<[RopeConfig; 2], ModelError> {
         let (keys, types) = (self.keys, ["full_attention", "sliding_attention"]);
         if let Some(other) = parameters.into_iter().flat_map(Keys::names).find(|name| !types.contains(name)) {
-            let problem = format!("has {other:?}: this family has a section for each of {}", types.join(", "));
+            let problem =
+                format!("has {other:?}: this family has a section for each of {}", types.join(", "));
             return Err(keys.error("rope_parameters", problem));
         }
         if parameters.is_some() && old.is_some() {
@@ -165,7 +167,9 @@ impl Reader<'_> {
             Some(section) => {
                 let original = || match original.or(self.usual.original_max_position_embeddings) {
                     Some(positions) => Ok(positions),
-                    None => section.size_or("original_max_position_embeddings", MAX_CONTEXT, self.max_context),
+                    None => {
+                        section.size_or("original_max_position_embeddings", MAX_CONTEXT, self.max_context)
+                    }
                 };
                 self.scaling(&section, name, theta, original, partial.unwrap_or(self.head_dim) / 2)?
             }
@@ -293,10 +297,14 @@ impl Reader<'_> {
     fn long(&self, section: &Keys, original: usize, frequencies: usize) -> Result<RopeScaling, ModelError> {
         let factors = |key: &str| {
             let list = section.get(key).and_then(Value::as_array).filter(|list| list.len() == frequencies);
-            let number = |value: &Value| value.as_f64().map(|x| x as f32).filter(|x| x.is_normal() && *x > 0.0);
+            let number =
+                |value: &Value| value.as_f64().map(|x| x as f32).filter(|x| x.is_normal() && *x > 0.0);
             let factors: Option<Arc<[f32]>> = list.and_then(|list| list.iter().map(number).collect());
             factors.ok_or_else(|| {
-                section.error(key, format!("must be a list of {frequencies} numbers above 0, one for each frequency"))
+                section.error(
+                    key,
+                    format!("must be a list of {frequencies} numbers above 0, one for each frequency"),
+                )
             })
         };
         let factor = self.factor(section, original)?;

@@ -124,7 +124,8 @@ fn gemmas_are_read_as_they_are_published() {
         "rope_local_base_freq": 10_000, "rope_theta": 1_000_000, "rope_scaling": null, "sliding_window": 512,
         "sliding_window_pattern": 6, "cache_implementation": "hybrid"}),
     );
-    let theta: Vec<f32> = three.layers.iter().map(|layer| layer.attention.rope.as_ref().unwrap().theta).collect();
+    let theta: Vec<f32> =
+        three.layers.iter().map(|layer| layer.attention.rope.as_ref().unwrap().theta).collect();
     assert_eq!(theta, [1e4, 1e4, 1e4, 1e4, 1e4, 1e6, 1e4]);
     let slides: Vec<bool> = windows(&three).iter().map(Option::is_some).collect();
     assert_eq!(slides, [true, true, true, true, true, false, true]);
@@ -160,7 +161,11 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({"use_bidirectional_attention": true}), "`use_bidirectional_attention`", "left to right"),
         (json!({"rope_scaling": {"rope_type": "proportional"}}), "`rope_scaling.rope_type`", "llama3"),
         (json!({"rope_scaling": {"rope_type": "yarn"}}), "`rope_scaling.factor`", "missing"),
-        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 1e6}}), "`rope_scaling.factor`", "512 positions"),
+        (
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 1e6}}),
+            "`rope_scaling.factor`",
+            "512 positions",
+        ),
         (
             json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0.5}}),
             "`rope_scaling.beta_fast`",
@@ -350,7 +355,10 @@ fn a_scaling_beside_parameters_takes_their_place() {
     let scaling = json!({"type": "linear", "factor": 2});
     let both = json!({"rope_parameters": parameters, "rope_scaling": scaling, "rope_theta": 7e5});
     let both = parse(with(llama(), &both)).unwrap();
-    assert_eq!(rope(&both), RopeConfig { scaling: RopeScaling::Linear { factor: 2.0 }, ..RopeConfig::plain(7e5) });
+    assert_eq!(
+        rope(&both),
+        RopeConfig { scaling: RopeScaling::Linear { factor: 2.0 }, ..RopeConfig::plain(7e5) }
+    );
     let empty =
         parse(with(llama(), &json!({"rope_parameters": {"rope_theta": 7e5}, "rope_scaling": {}}))).unwrap();
     assert_eq!(rope(&empty), RopeConfig::plain(7e5));

@@ -17,6 +17,7 @@ pub(crate) struct GgufTensors<'a> {
     gguf: &'a Gguf<'a>,
     sources: HashMap<&'a str, Source<'a>>,
     asked: RefCell<HashSet<&'a str>>,
+    architecture: Architecture,
     /// Rows of a head, where those of q and k are stored in another order.
     paired: Option<usize>,
 }
@@ -26,26 +27,29 @@ impl<'a> GgufTensors<'a> {
     /// the rows of q and k.
     pub(crate) fn new(gguf: &'a Gguf<'a>, config: &ModelConfig) -> GgufTensors<'a> {
         let sources = gguf.tensors.iter().map(|(name, tensor)| (*name, tensor.source())).collect();
-        let paired = matches!(config.architecture, Architecture::Llama | Architecture::Mistral);
+        let paired = matches!(
+            config.architecture,
+            Architecture::Llama | Architecture::Mistral | Architecture::SmolLm3
+        );
         let paired = paired.then_some(config.head_dim);
-        GgufTensors { gguf, sources, asked: RefCell::default(), paired }
+        GgufTensors { gguf, sources, asked: RefCell::default(), architecture: config.architecture, paired }
     }
 
     fn stored(&self, name: &str) -> Option<(&'a str, &'a Stored<'a>)> {
-        let theirs = in_gguf(name)?;
+        let theirs = in_gguf(name, self.architecture)?;
         self.gguf.tensors.get_key_value(theirs.as_str()).map(|(name, tensor)| (*name, tensor))
     }
 }
 
 impl Tensors for GgufTensors<'_> {
     fn total_bytes(&self) -> u64 {
-        let read = self.gguf.tensors.iter().filter(|(name, _)| **name != FACTORS);
+        let read = self.gguf.tensors.iter().filter(|(name, _)| !FACTORS.contains(*name));
         read.map(|(_, tensor)| tensor.data.len() as u64).sum()
     }
 
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
         let missing = || {
-            let own = in_gguf(name).unwrap_or_else(|| name.to_owned());
+            let own = in_gguf(name, self.architecture).unwrap_or_else(|| name.to_owned());
             let problem = format!("there is no tensor `{own}`, which the metadata ask for ({reason})");
             ModelError::format(self.gguf.metadata.path(), &problem)
         };
@@ -71,7 +75,8 @@ impl Tensors for GgufTensors<'_> {
 
     fn finish(&self, _tied: bool) -> Result<(), ModelError> {
         let asked = self.asked.borrow();
-        let left = self.gguf.tensors.iter().filter(|(name, _)| **name != FACTORS && !asked.contains(*name));
+        let left =
+            self.gguf.tensors.iter().filter(|(name, _)| !FACTORS.contains(*name) && !asked.contains(*name));
         let Some((name, tensor)) = left.min_by_key(|(name, _)| **name) else { return Ok(()) };
         let problem =
             format!("tensor `{}` has no place in the model that the metadata describe", shown(name));

@@ -1,5 +1,6 @@
 //! Which tensor of a GGUF file is which of a checkpoint's.
 
+use crate::Architecture;
 use crate::load::{EMBEDDING, HEAD};
 
 /// Tensors of no layer: theirs, and ours.
@@ -7,28 +8,36 @@ const WHOLE: [(&str, &str); 3] =
     [("token_embd.weight", EMBEDDING), ("output.weight", HEAD), ("output_norm.weight", "model.norm.weight")];
 
 /// Tensors of a layer, less `.weight` or `.bias`.
-const OF_LAYER: [(&str, &str); 11] = [
+const OF_LAYER: [(&str, &str); 16] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
     ("attn_v", "self_attn.v_proj"),
+    ("attn_qkv", "self_attn.qkv_proj"),
     ("attn_output", "self_attn.o_proj"),
     ("attn_q_norm", "self_attn.q_norm"),
     ("attn_k_norm", "self_attn.k_norm"),
     ("ffn_norm", "post_attention_layernorm"),
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
+    ("ffn_up", "mlp.gate_up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("post_attention_norm", "post_self_attn_layernorm"),
+    ("post_ffw_norm", "post_mlp_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
+/// The same where norms stand behind the branches alone.
+const OF_OLMO: (&str, &str) = ("post_attention_norm", "post_attention_layernorm");
 
 /// The name in a GGUF file of a tensor of ours; none if such files have no name for it.
-pub(super) fn in_gguf(ours: &str) -> Option<String> {
+pub(super) fn in_gguf(ours: &str, architecture: Architecture) -> Option<String> {
     if let Some((theirs, _)) = WHOLE.iter().find(|(_, known)| *known == ours) {
         return Some((*theirs).to_owned());
     }
     let (layer, rest) = ours.strip_prefix("model.layers.")?.split_once('.')?;
     let (module, kind) = rest.rsplit_once('.')?;
-    let (theirs, _) = OF_LAYER.iter().find(|(_, known)| *known == module)?;
+    let of_olmo = (architecture == Architecture::Olmo2).then_some(OF_OLMO);
+    let (theirs, _) = of_olmo.iter().chain(&OF_LAYER).find(|(_, known)| *known == module)?;
     Some(format!("blk.{layer}.{theirs}.{kind}"))
 }
 
@@ -46,7 +55,9 @@ mod tests {
             ("model.layers.0.self_attn.sinks", None),
             ("fc.weight", None),
         ] {
-            assert_eq!(in_gguf(ours).as_deref(), theirs, "{ours}");
+            assert_eq!(in_gguf(ours, Architecture::Llama).as_deref(), theirs, "{ours}");
         }
+        let norm = in_gguf("model.layers.0.post_attention_layernorm.weight", Architecture::Olmo2);
+        assert_eq!(norm.as_deref(), Some("blk.0.post_attention_norm.weight"));
     }
 }

@@ -171,8 +171,7 @@ impl<P: Packer> Loader<'_, P> {
             }
         };
         let layers = self.layers()?;
-        let norm =
-            self.norm_as("model.norm", hidden, "hidden_size", self.config.logit_scale, None)?;
+        let norm = self.norm_as("model.norm", hidden, "hidden_size", self.config.logit_scale, None)?;
         Ok(Parts { embedding, layers, norm: Arc::new(norm), head, of_head: None })
     }
 
@@ -514,9 +513,8 @@ impl<P: Packer> Loader<'_, P> {
         let whole: Vec<Source<'_>> = whole.collect();
         let bytes = whole.iter().map(Source::bytes).sum();
         // What the shard has is all that is looked at.
-        let own = parts.iter().zip(&whole).map(|(part, whole)| {
-            part.cut.source(whole, [part.shape[0], cols(part)])
-        });
+        let own =
+            parts.iter().zip(&whole).map(|(part, whole)| part.cut.source(whole, [part.shape[0], cols(part)]));
         let own: Vec<Source<'_>> = own.collect();
         names.iter().zip(&own).try_for_each(|(name, source)| finite(self.packer, name, source))?;
         let ordered = parts.iter().zip(&own).map(|(part, own)| match part.heads {

@@ -71,7 +71,15 @@ impl Calibration {
     pub(super) fn attention_gain(&mut self, config: &ModelConfig, spec: &LayerSpec, layer: &Layer) -> f32 {
         let tables: Vec<&[BlockId]> = self.tables.iter().map(Vec::as_slice).collect();
         let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables: &tables };
-        let at = At { config, spec, shard: Shard::WHOLE, rope: self.rope.as_ref(), lane: &self.lane, index: 0, rows };
+        let at = At {
+            config,
+            spec,
+            shard: Shard::WHOLE,
+            rope: self.rope.as_ref(),
+            lane: &self.lane,
+            index: 0,
+            rows,
+        };
         layer.attend(&at, &mut self.kv, &mut self.scratch);
         let Scratch { attended, normed, x, .. } = &mut self.scratch;
         add_scaled(&self.lane, attended.view(self.positions.len()), &layer.attention.output, normed, x)
@@ -80,7 +88,15 @@ impl Calibration {
     /// By what the MLP's must be scaled; adds the scaled branch to the batch.
     pub(super) fn mlp_gain(&mut self, config: &ModelConfig, spec: &LayerSpec, layer: &Layer) -> f32 {
         let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables: &[] };
-        let at = At { config, spec, shard: Shard::WHOLE, rope: self.rope.as_ref(), lane: &self.lane, index: 0, rows };
+        let at = At {
+            config,
+            spec,
+            shard: Shard::WHOLE,
+            rope: self.rope.as_ref(),
+            lane: &self.lane,
+            index: 0,
+            rows,
+        };
         layer.activate(&at, &mut self.scratch);
         let Scratch { activated, normed, x, .. } = &mut self.scratch;
         add_scaled(&self.lane, activated.view(self.positions.len()), &layer.mlp.output, normed, x)

@@ -8,7 +8,9 @@ use super::normal::Normal;
 use crate::cuda::CudaModel;
 use crate::layer_spec::BesideEmbedding;
 use crate::load::{CpuPacker, Held, Tensors, counted, load};
-use crate::{FuseNorm, HeadKind, HeadLayout, HeadSpec, LayerSpec, Model, ModelConfig, ModelError, RopeConfig, Shard};
+use crate::{
+    FuseNorm, HeadKind, HeadLayout, HeadSpec, LayerSpec, Model, ModelConfig, ModelError, RopeConfig, Shard,
+};
 
 /// A head of EAGLE-3's kind for this target, a whole Llama: one layer, the streams that enter these layers, and as many tokens to propose, the
 /// first ones.

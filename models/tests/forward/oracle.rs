@@ -9,7 +9,8 @@ use faser_kernels::ops::Activation;
 use faser_kernels::{Dtype, Isa};
 use faser_models::rounding::Distance;
 use faser_models::{
-    AttentionSpec, LayerSpec, Mlp, MlpSpec, Model, ModelConfig, Norms, QkNorm, RopeConfig, Shard, WeightSource,
+    AttentionSpec, LayerSpec, Mlp, MlpSpec, Model, ModelConfig, Norms, QkNorm, RopeConfig, Shard,
+    WeightSource,
 };
 
 use crate::session::Session;
@@ -78,7 +79,10 @@ fn layer(random: &mut Random, head_dim: usize) -> LayerSpec {
     };
     LayerSpec {
         attention: AttentionSpec {
-            norms: Norms { before: random.one_of(&[None, Some("norm_a")]), after: random.one_of(&[None, Some("norm_b")]) },
+            norms: Norms {
+                before: random.one_of(&[None, Some("norm_a")]),
+                after: random.one_of(&[None, Some("norm_b")]),
+            },
             qkv_bias: random.chance(),
             o_bias: random.chance(),
             fused: random.one_of(&[None, Some("self_attn.qkv_proj")]),
@@ -92,7 +96,10 @@ fn layer(random: &mut Random, head_dim: usize) -> LayerSpec {
             rope: (random.below(4) > 0).then_some(rope),
         },
         mlp: MlpSpec {
-            norms: Norms { before: random.one_of(&[None, Some("norm_c")]), after: random.one_of(&[None, Some("norm_d")]) },
+            norms: Norms {
+                before: random.one_of(&[None, Some("norm_c")]),
+                after: random.one_of(&[None, Some("norm_d")]),
+            },
             kind: random.one_of(&[Mlp::Gated(activation), Mlp::Plain(activation)]),
             fused: random.one_of(&[None, Some("mlp.fused_proj")]),
             bias: random.chance(),
@@ -308,8 +315,7 @@ fn turned_by(x: &Tensor, rope: &RopeConfig) -> Result<Tensor> {
     let (heads, n, all) = x.dims3()?;
     let dim = rope.partial.unwrap_or(all);
     let half = dim / 2;
-    let angle =
-        |at: usize| (at / half) as f64 / f64::from(rope.theta).powf((at % half) as f64 / half as f64);
+    let angle = |at: usize| (at / half) as f64 / f64::from(rope.theta).powf((at % half) as f64 / half as f64);
     let angles = Tensor::from_iter((0..n * half).map(angle), &Device::Cpu)?.reshape((n, half))?;
     let (cos, sin) = (angles.cos()?, angles.sin()?);
     let (turning, rest) = (x.narrow(2, 0, dim)?.contiguous()?, x.narrow(2, dim, all - dim)?);

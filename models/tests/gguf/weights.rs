@@ -10,7 +10,7 @@ use crate::session::{Session, golden};
 use crate::writer::{Folder, Writer};
 
 /// Checkpoints of the architectures that GGUF files are read of.
-const CASES: [&str; 7] = [
+const CASES: [&str; 15] = [
     "llama",
     "llama-gqa8-llama3-rope-tied",
     "llama-linear-rope-biases",
@@ -18,6 +18,14 @@ const CASES: [&str; 7] = [
     "qwen2-tied",
     "qwen3-sharded",
     "qwen3-tied",
+    "llama-yarn",
+    "phi3",
+    "phi3-longrope",
+    "olmo2",
+    "olmo2-biases",
+    "smollm3",
+    "glm4",
+    "glm4-no-biases",
 ];
 
 fn load(path: &std::path::Path, shard: Shard, dtype: Dtype) -> Result<Model, ModelError> {

@@ -347,7 +347,13 @@ fn one_qkv(bench: &Bench<'_>, element: Element, order: i32, shape: Heads, seed: 
     let mut random = Random::new(seed);
     let (values, bias) = (random.numbers(rows * cols), random.numbers(cols));
     let norms = [random.numbers(head_dim), random.numbers(head_dim)];
-    let spec = RopeSpec { head_dim, rotated: head_dim, theta: 10_000.0, scaling: RopeScaling::None, max_positions: 64 };
+    let spec = RopeSpec {
+        head_dim,
+        rotated: head_dim,
+        theta: 10_000.0,
+        scaling: RopeScaling::None,
+        max_positions: 64,
+    };
     let table = RopeTable::new(&spec).expect("memory");
     // Two sequences, blocks in any order; the positions are all different within each.
     let (positions, chunk_of) = ([14u32, 15, 16, 17, 33, 0, 1], [0u32, 0, 0, 0, 0, 1, 1]);
