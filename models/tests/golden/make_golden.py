@@ -114,7 +114,7 @@ CASES = {
         hidden_size=32, num_attention_heads=4, num_key_value_heads=1, head_dim=16, intermediate_size=40, attention_bias=False,
         rope_parameters=dict(rope_type="default", rope_theta=700.0, partial_rotary_factor=1.0)), "bfloat16", False, None),
     "granite": ("Granite", dict(
-        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, tie_word_embeddings=True, attention_bias=True,
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, attention_bias=True,
         embedding_multiplier=6.0, residual_multiplier=0.22, attention_multiplier=0.2, logits_scaling=4.0, num_hidden_layers=3), "float32", False, None),
 }
 

@@ -27,8 +27,11 @@ SAID = [
 
 def greedy(case):
     model = transformers.AutoModelForCausalLM.from_pretrained(HERE / case, dtype=torch.float32, attn_implementation="eager").eval()
-    prompt = [1, 17, 40, 96, 5, 77, 12, 64]
-    out = model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False, eos_token_id=None, pad_token_id=0)
+    prompt, most = [1, 17, 40, 96, 5, 77, 12, 64], 48
+    if case == "phi3-longrope":
+        # Longer than the original context, so that its factors are the long ones from the first token on.
+        prompt, most = prompt + [3 * token for token in prompt if token < 43] + prompt, 36
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, eos_token_id=None, pad_token_id=0)
     return dict(prompt=prompt, output=out[0, len(prompt):].tolist())
 
 
