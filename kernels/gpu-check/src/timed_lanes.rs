@@ -51,6 +51,7 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         eos: Vec::new(),
         mask_token: None,
         head: None,
+        quantised: None,
         notes: Vec::new(),
     }
 }

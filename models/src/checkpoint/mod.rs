@@ -1,6 +1,7 @@
 //! The tensors of a model directory: memory-mapped safetensors, each read where it lies, with its shape checked against
 //! config.json.
 
+mod dequantised;
 mod files;
 mod folder;
 mod header;
@@ -14,6 +15,7 @@ use std::path::Path;
 
 use faser_kernels::{Source, Stored};
 
+pub(crate) use self::dequantised::Dequantised;
 pub use self::files::weight_files;
 pub(crate) use self::files::{Files, has_weights};
 pub(crate) use self::folder::{check_pointer, why_not};
@@ -97,6 +99,11 @@ impl Checkpoint<'_> {
     fn missing(&self, name: &str, reason: &str) -> ModelError {
         let (path, tensor, reason) = (self.files.catalogue.clone(), name.to_owned(), reason.to_owned());
         ModelError::MissingTensor { path, tensor, reason }
+    }
+
+    /// What a tensor has is read, or says nothing of the model.
+    fn take(&self, name: &str) {
+        self.entries.get(name).iter().for_each(|entry| entry.taken.set(true));
     }
 
     /// A tensor as it lies in its file.

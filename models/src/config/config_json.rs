@@ -7,7 +7,7 @@ use faser_kernels::RopeScaling;
 use super::families::Family;
 use super::head_spec::of_head;
 use super::json_keys::{Keys, MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
-use super::{ModelConfig, RopeConfig, generation_config, rope_config};
+use super::{ModelConfig, RopeConfig, generation_config, rope_config, weight_quantisation};
 use crate::checkpoint::{check_pointer, has_head_of_its_own, why_not};
 use crate::gguf::{self, Gguf, Parts};
 use crate::{LayerSpec, ModelError};
@@ -90,8 +90,14 @@ impl ModelConfig {
             eos: end_tokens(keys, generation, vocab, defaults.eos_token_id)?,
             mask_token: mask_token(keys, vocab)?,
             head: None,
+            quantised: weight_quantisation::read(keys)?,
             notes: stretched(max_context, longest, &sliding_rope),
         };
+        if let Some(quantised) = config.quantised {
+            config.notes.push(format!(
+                "weights are quantised ({quantised}): they are widened as they are loaded, and held in what `model.dtype` says"
+            ));
+        }
         family.shape(keys, sliding_rope, &mut config)?;
         Ok(config)
     }
@@ -111,10 +117,6 @@ fn stretched(stored: usize, longest: usize, rope: &RopeConfig) -> Vec<String> {
 
 /// Refuses what would change the result if it were ignored.
 fn refuse_what_is_not_done(keys: &Keys) -> Result<(), ModelError> {
-    if keys.get("quantization_config").is_some() {
-        let problem = "is set: quantized checkpoints are not supported, give one in bf16, f16 or f32";
-        return Err(keys.error("quantization_config", problem));
-    }
     if keys.flag("use_bidirectional_attention", false)? {
         let problem = "is true: texts are generated from left to right";
         return Err(keys.error("use_bidirectional_attention", problem));

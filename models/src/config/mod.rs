@@ -9,6 +9,7 @@ mod rope_config;
 #[cfg(test)]
 mod tests;
 mod verifier;
+mod weight_quantisation;
 
 use faser_kernels::Dtype;
 
@@ -20,6 +21,7 @@ pub use self::head_spec::{
 pub(crate) use self::json_keys::Keys;
 pub use self::rope_config::RopeConfig;
 pub use self::verifier::verifier;
+pub use self::weight_quantisation::WeightQuantisation;
 use crate::{LayerSpec, ModelError};
 
 /// The shape of a model. Sizes are checked: products of two of them fit a `usize`, heads divide by kv_heads,
@@ -70,6 +72,8 @@ pub struct ModelConfig {
     pub mask_token: Option<u32>,
     /// What it reads of its target, of a head on the target's hidden states.
     pub head: Option<HeadSpec>,
+    /// How matrices are quantised in its safetensors files, if they are.
+    pub quantised: Option<WeightQuantisation>,
     /// What of its files is not as one might think, for whoever reads the log.
     pub notes: Vec<String>,
 }

@@ -229,7 +229,37 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         ),
         (json!({"rope_scaling": {"rope_type": "linear"}}), "`rope_scaling.factor`", "missing"),
         (json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor`", "1.0"),
-        (json!({"quantization_config": {"bits": 4}}), "`quantization_config`", "bf16"),
+        (json!({"quantization_config": {"bits": 4}}), "`quantization_config.quant_method`", "awq"),
+        (
+            json!({"quantization_config": {"quant_method": "hqq"}}),
+            "`quantization_config.quant_method`",
+            "bf16",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "gptq", "bits": 3, "group_size": 128}}),
+            "`quantization_config.bits`",
+            "4 and 8",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 0}}),
+            "`quantization_config.group_size`",
+            "from 1",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}}),
+            "`quantization_config.version`",
+            "gemm",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}}),
+            "`quantization_config.format`",
+            "pack-quantized",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}}),
+            "`quantization_config.weight_block_size`",
+            "two whole numbers",
+        ),
         (json!({"sliding_window": 64}), "`sliding_window`", "Mistral"),
         (json!({"sliding_window": "64"}), "`sliding_window`", "Mistral"),
         (

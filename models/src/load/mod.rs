@@ -393,6 +393,9 @@ impl<P: Packer> Loader<'_, P> {
             let all = with_rows(&stored, &padded, vocab, hidden);
             let own = Cut::rows(Split::Tokens, self.shard, self.config).source(&all, [vocab, hidden]);
             finite(self.packer, name, if vocab == stored_vocab { &own } else { &stored })?;
+            if self.packer.reads() {
+                self.tensors.look(name)?;
+            }
             (pack(self.packer, own)?, stored.bytes())
         };
         self.tell(bytes);
@@ -517,6 +520,9 @@ impl<P: Packer> Loader<'_, P> {
             parts.iter().zip(&whole).map(|(part, whole)| part.cut.source(whole, [part.shape[0], cols(part)]));
         let own: Vec<Source<'_>> = own.collect();
         names.iter().zip(&own).try_for_each(|(name, source)| finite(self.packer, name, source))?;
+        if self.packer.reads() {
+            names.iter().try_for_each(|name| self.tensors.look(name))?;
+        }
         let ordered = parts.iter().zip(&own).map(|(part, own)| match part.heads {
             None => *own,
             Some(heads) => Source::Reordered(own, HeadRows { cols: cols(part), ..heads }),

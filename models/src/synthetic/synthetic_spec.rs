@@ -94,6 +94,7 @@ impl SyntheticSpec {
             eos: Vec::new(),
             mask_token: self.mask_token,
             head: None,
+            quantised: None,
             notes: Vec::new(),
         }
     }
