@@ -252,7 +252,7 @@ impl<'a> Reader<'a> {
             Some(other) => return Err(self.wrong("weight_shape", &format!("says {other:?}"))),
             None => packed * 32 / bits,
         };
-        if (inputs * bits).div_ceil(32) != packed {
+        if inputs.checked_mul(bits).is_none_or(|bits| bits.div_ceil(32) != packed) {
             return Err(self.wrong("weight_packed", &format!("has {packed} words for {inputs} inputs")));
         }
         self.check("weight_packed", placed, "I32", outputs * packed)?;

@@ -211,7 +211,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({"rope_parameters": {"full_attention": {}}}), "`rope_parameters`", "layer type"),
         (gemma3(json!({"rope_parameters": {"rope_theta": 1e6}})), "`rope_parameters`", "sliding_attention"),
         (
-            gemma3(json!({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}})),
+            gemma3(json!({"rope_parameters": {"sliding_attention": {"rope_type": "ntk"}}})),
             "`rope_parameters.sliding_attention.rope_type`",
             "linear",
         ),
@@ -345,6 +345,43 @@ fn a_pair_needs_one_vocabulary_but_for_padding() {
             assert!(message.contains(part), "{message}");
         }
     }
+}
+
+#[test]
+fn granites_factors_are_those_of_the_stream_that_is_held() {
+    let granite = parse(with(
+        llama(),
+        &json!({"architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12, "residual_multiplier": 0.5,
+            "attention_multiplier": 0.25, "logits_scaling": 8}),
+    ))
+    .unwrap();
+    assert_eq!((granite.embedding_scale, granite.rms_eps, granite.logit_scale), (24.0, 4e-5, 0.125));
+    assert_eq!(granite.layers[0].attention.scale, 0.25);
+    let head = crate::HeadSpec {
+        layout: HeadLayout::Eagle,
+        kind: HeadKind::Steps,
+        streams: vec![0],
+        target_hidden: 64,
+        fuse_norm: FuseNorm::None,
+        proposed_vocab: None,
+        own_embedding: false,
+        own_lm_head: false,
+        output_normed: false,
+    };
+    let draft = ModelConfig { head: Some(head), ..parse(llama()).unwrap() };
+    assert!(fitted(&parse(llama()).unwrap(), draft.clone(), None).is_ok());
+    let message = fitted(&granite, draft, None).unwrap_err().to_string();
+    assert!(message.contains("residual_multiplier"), "{message}");
+}
+
+#[test]
+fn yarn_makes_the_context_longer_and_says_so() {
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256});
+    let longer = parse(with(llama(), &json!({"rope_scaling": yarn}))).unwrap();
+    assert_eq!(longer.max_context, 1024);
+    assert!(longer.notes[0].contains("512") && longer.notes[0].contains("1024"), "{:?}", longer.notes);
+    let written = parse(with(llama(), &json!({"rope_scaling": yarn, "max_position_embeddings": 2048})));
+    assert_eq!((written.as_ref().unwrap().max_context, written.unwrap().notes), (2048, vec![]));
 }
 
 /// The keys that transformers' class has, and those that it is written with, are another matter than null.

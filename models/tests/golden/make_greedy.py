@@ -25,10 +25,16 @@ SAID = [
 ]
 
 
-def greedy(case):
+# Cases of a folder that is served with a shorter context.
+SHORTER = {"phi3-longrope-within-its-original-context": ("phi3-longrope", 16)}
+
+
+def greedy(case, context=None):
     model = transformers.AutoModelForCausalLM.from_pretrained(HERE / case, dtype=torch.float32, attn_implementation="eager").eval()
     prompt, most = [1, 17, 40, 96, 5, 77, 12, 64], 48
-    if case == "phi3-longrope":
+    if context:
+        most = context - len(prompt)
+    elif case == "phi3-longrope":
         # Longer than the original context, so that its factors are the long ones from the first token on.
         prompt, most = prompt + [3 * token for token in prompt if token < 43] + prompt, 36
     out = model.generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, eos_token_id=None, pad_token_id=0)
@@ -50,7 +56,9 @@ def damaged():
 
 def main():
     damaged()
-    (HERE / "greedy.json").write_text(json.dumps({case: greedy(case) for case in CASES}, indent=1) + "\n")
+    texts = {case: greedy(case) for case in CASES}
+    texts |= {name: dict(folder=case, context=context, **greedy(case, context)) for name, (case, context) in SHORTER.items()}
+    (HERE / "greedy.json").write_text(json.dumps(texts, indent=1) + "\n")
     nothing = transformers.GenerationConfig()
     said = []
     for file in SAID:
