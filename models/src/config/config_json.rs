@@ -67,7 +67,8 @@ impl ModelConfig {
         let head_dim = head_dim(keys, defaults.head_dim, hidden, heads)?;
         let max_context =
             keys.size_or("max_position_embeddings", MAX_CONTEXT, defaults.max_position_embeddings)?;
-        let ([rope, sliding_rope], longest) = rope_config::of_layers(keys, defaults, head_dim, max_context)?;
+        let ([rope, sliding_rope], longest) =
+            rope_config::of_layers(keys, &defaults.rope, head_dim, max_context)?;
         let mut config = ModelConfig {
             architecture: family.architecture,
             hidden,

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::ModelConfig;
 use super::json_keys::Keys;
 use super::json_keys::MAX_LAYERS;
+use super::rope_config::RopeDefaults;
 use crate::layer_spec::{Mlp, Norms, QkNorm};
 use crate::{LayerSpec, ModelError, RopeConfig};
 
@@ -161,8 +162,7 @@ const FAMILIES: [Family; 14] = [
             num_attention_heads: 8,
             num_key_value_heads: Some(4),
             max_position_embeddings: 131_072,
-            rope_theta: 1e6,
-            sliding_rope_theta: Some(1e4),
+            rope: RopeDefaults { theta: 1e6, sliding_theta: Some(1e4), ..ROPE },
             sliding_window: Some(4096),
             ..GEMMA
         },
@@ -212,10 +212,13 @@ const FAMILIES: [Family; 14] = [
             hidden_size: 3072,
             intermediate_size: 8192,
             max_position_embeddings: 4096,
-            original_max_position_embeddings: Some(4096),
             rms_norm_eps: 1e-5,
-            partial_rotary_factor: Some(1.0),
-            rope_types: &["default", "longrope"],
+            rope: RopeDefaults {
+                partial_rotary_factor: Some(1.0),
+                original_max_position_embeddings: Some(4096),
+                types: &["default", "longrope"],
+                ..ROPE
+            },
             eos_token_id: &[32_000],
             ..LLAMA
         },
@@ -246,8 +249,7 @@ const FAMILIES: [Family; 14] = [
         architecture: Architecture::Olmo3,
         name: "Olmo3",
         defaults: Defaults {
-            rope_theta: 5e5,
-            sliding_rope_theta: Some(5e5),
+            rope: RopeDefaults { theta: 5e5, sliding_theta: Some(5e5), ..ROPE },
             sliding_window: Some(4096),
             ..OLMO2
         },
@@ -271,7 +273,7 @@ const FAMILIES: [Family; 14] = [
             num_key_value_heads: Some(4),
             max_position_embeddings: 32_768,
             tie_word_embeddings: true,
-            rope_theta: 2e6,
+            rope: RopeDefaults { theta: 2e6, ..ROPE },
             bos_token_id: Some(128_000),
             eos_token_id: &[128_001],
             ..LLAMA
@@ -291,7 +293,7 @@ const FAMILIES: [Family; 14] = [
             head_dim: Some(128),
             max_position_embeddings: 131_072,
             rms_norm_eps: 0.000_000_156_25,
-            partial_rotary_factor: Some(0.5),
+            rope: RopeDefaults { partial_rotary_factor: Some(0.5), ..ROPE },
             attention_bias: true,
             bos_token_id: None,
             eos_token_id: &[151_329, 151_336, 151_338],
@@ -580,15 +582,7 @@ pub(super) struct Defaults {
     pub(super) rms_norm_eps: f64,
     pub(super) hidden_act: &'static str,
     pub(super) tie_word_embeddings: bool,
-    pub(super) rope_theta: f64,
-    /// Of layers that slide, where they have a section or a key of their own.
-    pub(super) sliding_rope_theta: Option<f64>,
-    /// How much of a head turns, where that may be a part of it.
-    pub(super) partial_rotary_factor: Option<f64>,
-    /// The context before scaling, where the class has a key for it.
-    pub(super) original_max_position_embeddings: Option<usize>,
-    /// Rotary scalings.
-    pub(super) rope_types: &'static [&'static str],
+    pub(super) rope: RopeDefaults,
     /// Where there is a window at all; null stands for none.
     pub(super) sliding_window: Option<usize>,
     /// The first layers that have no window.
@@ -598,8 +592,14 @@ pub(super) struct Defaults {
     pub(super) eos_token_id: &'static [u32],
 }
 
-/// All rotary scalings.
-const ROPE_TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn", "longrope"];
+/// Whole heads, all scalings.
+const ROPE: RopeDefaults = RopeDefaults {
+    theta: 10_000.0,
+    sliding_theta: None,
+    partial_rotary_factor: None,
+    original_max_position_embeddings: None,
+    types: &["default", "linear", "dynamic", "llama3", "yarn", "longrope"],
+};
 
 const LLAMA: Defaults = Defaults {
     vocab_size: 32_000,
@@ -613,11 +613,7 @@ const LLAMA: Defaults = Defaults {
     rms_norm_eps: 1e-6,
     hidden_act: "silu",
     tie_word_embeddings: false,
-    rope_theta: 10_000.0,
-    sliding_rope_theta: None,
-    partial_rotary_factor: None,
-    original_max_position_embeddings: None,
-    rope_types: ROPE_TYPES,
+    rope: ROPE,
     sliding_window: None,
     max_window_layers: 0,
     attention_bias: false,
@@ -676,10 +672,10 @@ mod tests {
             "rms_norm_eps": defaults.rms_norm_eps,
             "hidden_act": defaults.hidden_act,
             "tie_word_embeddings": defaults.tie_word_embeddings,
-            "rope_theta": defaults.rope_theta,
-            "sliding_rope_theta": defaults.sliding_rope_theta,
-            "partial_rotary_factor": defaults.partial_rotary_factor,
-            "original_max_position_embeddings": defaults.original_max_position_embeddings,
+            "rope_theta": defaults.rope.theta,
+            "sliding_rope_theta": defaults.rope.sliding_theta,
+            "partial_rotary_factor": defaults.rope.partial_rotary_factor,
+            "original_max_position_embeddings": defaults.rope.original_max_position_embeddings,
             "attention_bias": defaults.attention_bias,
             "sliding_window": defaults.sliding_window,
             "max_window_layers": defaults.max_window_layers,

@@ -6,9 +6,22 @@ use std::sync::Arc;
 use faser_kernels::{HeadRows, RopeScaling};
 use serde_json::Value;
 
-use super::families::Defaults;
 use super::json_keys::{Keys, MAX_CONTEXT};
 use crate::ModelError;
+
+/// What stands for keys that are absent, and what a family has keys for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct RopeDefaults {
+    pub(super) theta: f64,
+    /// Of layers that slide, where they have a section or a key of their own.
+    pub(super) sliding_theta: Option<f64>,
+    /// How much of a head turns, where that may be a part of it.
+    pub(super) partial_rotary_factor: Option<f64>,
+    /// The context before scaling, where the class has a key for it.
+    pub(super) original_max_position_embeddings: Option<usize>,
+    /// The scalings there are.
+    pub(super) types: &'static [&'static str],
+}
 
 /// How heads are rotated.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,19 +59,19 @@ impl RopeConfig {
 /// positions that makes, if it is more than `max_context`.
 pub(super) fn of_layers(
     keys: &Keys,
-    usual: &Defaults,
+    usual: &RopeDefaults,
     head_dim: usize,
     max_context: usize,
 ) -> Result<([RopeConfig; 2], usize), ModelError> {
     let reader = Reader { keys, usual, head_dim, max_context };
     let parameters = keys.object("rope_parameters")?;
     let old = keys.object("rope_scaling")?.filter(|section| section.names().next().is_some());
-    let ropes = match usual.sliding_rope_theta {
+    let ropes = match usual.sliding_theta {
         None => {
             let rope = reader.of_all(parameters, old)?;
             [rope.clone(), rope]
         }
-        Some(sliding) => reader.by_layer_type(parameters.as_ref(), old, [usual.rope_theta, sliding])?,
+        Some(sliding) => reader.by_layer_type(parameters.as_ref(), old, [usual.theta, sliding])?,
     };
     let longest = match ropes[0].scaling {
         // What it is for: config.json may still have the context before it.
@@ -78,7 +91,7 @@ pub(super) fn of_layers(
 /// What frequencies follow from.
 struct Reader<'a> {
     keys: &'a Keys,
-    usual: &'a Defaults,
+    usual: &'a RopeDefaults,
     head_dim: usize,
     max_context: usize,
 }
@@ -98,7 +111,7 @@ impl Reader<'_> {
         };
         let theta = match theta_of(&section)? {
             Some(theta) => theta,
-            None => keys.positive("rope_theta")?.unwrap_or(self.usual.rope_theta),
+            None => keys.positive("rope_theta")?.unwrap_or(self.usual.theta),
         };
         if let Some(lost) = lost_theta.filter(|lost| *lost != theta) {
             let problem = format!(
@@ -202,7 +215,7 @@ impl Reader<'_> {
     }
 
     fn supported(&self) -> String {
-        format!("supported are {}", self.usual.rope_types.join(", "))
+        format!("supported are {}", self.usual.types.join(", "))
     }
 
     fn scaling(
@@ -223,7 +236,7 @@ impl Reader<'_> {
         };
         // What Phi 3 called it first.
         let kind = if kind == "su" { "longrope" } else { kind };
-        if !self.usual.rope_types.contains(&kind) {
+        if !self.usual.types.contains(&kind) {
             return Err(section.error("rope_type", format!("is {kind:?}; {}", self.supported())));
         }
         match kind {
