@@ -1,5 +1,5 @@
 // qkv: what stands between the QKV product and attention, one warp for each head of each row: bias, norm of query and key heads,
-// rotation to the row's position; queries go back to where they were, keys and values into the slot of the row's position.
+// rotation to the row's position, if heads are rotated; queries go back to where they were, keys and values into the slot of the row's position.
 //
 // Keys and values lie [block][kv_head][16 positions][head_dim], each layer by itself. head_dim is even and at most 256.
 struct QkvArgs {
@@ -7,7 +7,7 @@ struct QkvArgs {
     const float *bias;   // as long as a row, or null
     const float *q_norm; // head_dim, or null
     const float *k_norm;
-    const float *cos_sin; // [position][cosines | sines]
+    const float *cos_sin; // [position][cosines | sines], or null: heads are not rotated
     const u32 *positions, *chunk_of;
     const u32 *tables; // [chunk][table_stride]
     void *keys, *values;
@@ -52,7 +52,7 @@ template <typename T> DEVICE void qkv(const QkvArgs &a) {
                 first = first * inverse * norm[i];
                 second = second * inverse * norm[half + i];
             }
-            if (!value) {
+            if (!value && a.cos_sin) {
                 const float cos = a.cos_sin[(size_t)position * a.head_dim + i];
                 const float sin = a.cos_sin[(size_t)position * a.head_dim + half + i];
                 const float rotated = first * cos - second * sin;

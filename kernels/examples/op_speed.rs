@@ -35,6 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let table = RopeTable::new(&RopeSpec {
         head_dim: 64,
+        rotated: 64,
         theta: 1e4,
         scaling: RopeScaling::None,
         max_positions: 4096,

@@ -23,7 +23,7 @@ pub use faser_topology::{CpuDevice, Partition};
 pub use isa::Isa;
 pub use lane::{Lane, Op, OpTime, OpTimes};
 pub use memory::{
-    BlockId, Blocks, KV_BLOCK_MULTIPLE, KvCache, KvShape, Make, MappedFile, Matrix, PairedRows, RopeScaling,
+    BlockId, Blocks, HeadRows, KV_BLOCK_MULTIPLE, KvCache, KvShape, Make, MappedFile, Matrix, RopeScaling,
     RopeSpec, RopeTable, Rows, Slice, Source, Stored, Table, Tensor, Vector, View, ViewMut, on_nodes,
 };
 pub use process::{fork, give_memory_back, one_arena};

@@ -20,7 +20,8 @@ const VOCABULARY: usize = 5000;
 #[test]
 fn a_second_pass_allocates_nothing() {
     let mut random = Random::new(8);
-    let spec = RopeSpec { head_dim: 64, theta: 1e4, scaling: RopeScaling::None, max_positions: 64 };
+    let spec =
+        RopeSpec { head_dim: 64, rotated: 64, theta: 1e4, scaling: RopeScaling::None, max_positions: 64 };
     let rope = RopeTable::new(&spec).unwrap();
     let table = Table::new(HIDDEN, Source::F32(&random.numbers(VOCABULARY * HIDDEN)), Dtype::Bf16).unwrap();
     let qkv =

@@ -208,7 +208,7 @@ fn a_norm_before_it_and_an_activation_behind_it_are_those_of_their_ops() {
                     matmul(&lane, normed.view(rows), &matrix, Some(&bias), to, Write::Replace);
                     activate(&lane, projected.view(rows), Activation::Silu, activated.view_mut(rows));
 
-                    let norm = Norm { weight: &weight, eps: 1e-5 };
+                    let norm = Some(Norm { weight: &weight, eps: 1e-5 });
                     let mut out = Tensor::zeros(rows, outputs);
                     matmul_normed(&lane, x, norm, &matrix, Some(&bias), out.view_mut(rows));
                     assert_eq!(bits(&out, rows), bits(&projected, rows), "{what}");
@@ -216,6 +216,9 @@ fn a_norm_before_it_and_an_activation_behind_it_are_those_of_their_ops() {
                     let (to, then) = (between.view_mut(rows), (Activation::Silu, out.view_mut(rows)));
                     matmul_activated(&lane, x, norm, &matrix, Some(&bias), to, then);
                     assert_eq!(bits(&out, rows), bits(&activated, rows), "{what}");
+                    let (to, then) = (between.view_mut(rows), (Activation::Silu, out.view_mut(rows)));
+                    matmul_activated(&lane, normed.view(rows), None, &matrix, Some(&bias), to, then);
+                    assert_eq!(bits(&out, rows), bits(&activated, rows), "{what}, without a norm");
                 }
             });
         }

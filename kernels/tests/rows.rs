@@ -93,7 +93,13 @@ fn rms_norm_heads_is_rms_norm_of_each_head() {
 
 #[test]
 fn rope_rotates_each_head_and_leaves_other_columns_alone() {
-    let spec = RopeSpec { head_dim: 36, theta: 10_000.0, scaling: RopeScaling::None, max_positions: 3000 };
+    let spec = RopeSpec {
+        head_dim: 36,
+        rotated: 36,
+        theta: 10_000.0,
+        scaling: RopeScaling::None,
+        max_positions: 3000,
+    };
     let table = RopeTable::new(&spec).unwrap();
     on_each_isa(|isa| {
         let x = Random::new(3).tensor(40, 3 * 36 + 10);

@@ -63,7 +63,7 @@ impl ExpertsBranch {
         if let Some(GatedMlp { inputs, output }) = &self.shared {
             let (both, width) = (inputs.out_features(), output.in_features());
             let (mlp, to) = (mlp.view_mut(n).columns(0..both), activated.view_mut(n).columns(0..width));
-            ops::matmul_activated(lane, x.view(n), norm, inputs, None, mlp, (spec.activation, to));
+            ops::matmul_activated(lane, x.view(n), Some(norm), inputs, None, mlp, (spec.activation, to));
             let from = activated.view(n).columns(0..width);
             ops::matmul(lane, from, output, None, room.shared.view_mut(n), Write::Replace);
         }

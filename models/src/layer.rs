@@ -27,7 +27,7 @@ pub(crate) enum MlpBranch<M = Matrix, V = Vector> {
 
 /// What both branches have: see [`crate::layer_spec`].
 pub(crate) struct Branch<M = Matrix, V = Vector> {
-    pub(crate) norm_before: V,
+    pub(crate) norm_before: Option<V>,
     /// The projections of its input, one behind the other along their outputs.
     pub(crate) inputs: M,
     pub(crate) inputs_bias: Option<V>,
@@ -41,8 +41,8 @@ impl<M, V> Layer<M, V> {
     pub(crate) fn bytes(&self, matrix: impl Fn(&M) -> u64, vector: impl Fn(&V) -> u64) -> u64 {
         let of_branch = |branch: &Branch<M, V>| {
             let Branch { norm_before, inputs, inputs_bias, output, output_bias, norm_after } = branch;
-            let optional = [inputs_bias, output_bias, norm_after].into_iter().flatten();
-            matrix(inputs) + matrix(output) + optional.chain([norm_before]).map(&vector).sum::<u64>()
+            let vectors = [norm_before, inputs_bias, output_bias, norm_after].into_iter().flatten();
+            matrix(inputs) + matrix(output) + vectors.map(&vector).sum::<u64>()
         };
         let mlp = match &self.mlp {
             MlpBranch::Dense(mlp) => of_branch(mlp),
@@ -96,7 +96,9 @@ impl Layer {
                 ops::rms_norm_heads(lane, qkv.view_mut(n).columns(columns), weight, config.rms_eps);
             }
         }
-        ops::rope(lane, qkv.view_mut(n).columns(0..q + kv_width), rows.positions, at.rope);
+        if let Some(rope) = at.rope {
+            ops::rope(lane, qkv.view_mut(n).columns(0..q + kv_width), rows.positions, rope);
+        }
         let (k, v) = (qkv.view(n).columns(keys), qkv.view(n).columns(values));
         ops::store_kv(lane, k, v, kv, at.index, rows);
         let spec = &at.spec.attention;
@@ -123,7 +125,7 @@ impl Layer {
     fn open_block(&self, queries: usize, at: &At<'_>, x: &Tensor, normed: &mut Tensor, out: &mut Tensor) {
         let n = at.rows.positions.len();
         let (from, eps, to) = (x.view(queries), at.config.rms_eps, normed.view_mut(queries));
-        ops::rms_norm(at.lane, from, &self.attention.norm_before, eps, to, Write::Replace);
+        ops::rms_norm(at.lane, from, self.attention.norm_of_head(), eps, to, Write::Replace);
         (queries..n).for_each(|row| normed.row_mut(row).copy_from_slice(x.row(row)));
         let Branch { inputs, inputs_bias, .. } = &self.attention;
         let out = out.view_mut(n).columns(0..inputs.out_features());
@@ -144,7 +146,7 @@ impl Layer {
         let HeadScratch { embedded, beside, .. } = head;
         let (embedding, stream) = (0..hidden, hidden..2 * hidden);
         let to = beside.view_mut(n).columns(embedding);
-        ops::rms_norm(lane, embedded.view(n), &self.attention.norm_before, eps, to, Write::Replace);
+        ops::rms_norm(lane, embedded.view(n), self.attention.norm_of_head(), eps, to, Write::Replace);
         let to = beside.view_mut(n).columns(stream.clone());
         ops::rms_norm(lane, x.view(n), norm, eps, to, Write::Replace);
         if at.spec.attention.beside_embedding.is_some_and(|kind| kind.residual_normed) {
@@ -161,7 +163,7 @@ impl Branch {
     pub(crate) fn activate(&self, at: &At<'_>, scratch: &mut Scratch) {
         let n = at.rows.positions.len();
         let Scratch { x, mlp, activated, .. } = scratch;
-        let norm = Norm { weight: &self.norm_before, eps: at.config.rms_eps };
+        let norm = self.norm(at);
         let activation = at.spec.mlp.kind.activation().0;
         // They may be wide enough for layers that have more.
         let mlp = mlp.view_mut(n).columns(0..self.inputs.out_features());
@@ -170,13 +172,22 @@ impl Branch {
         ops::matmul_activated(at.lane, x.view(n), norm, &self.inputs, bias, mlp, (activation, activated));
     }
 
-    /// The residual stream `x`, normalised, to the branch's projections `out`.
+    /// Of what goes in.
+    fn norm(&self, at: &At<'_>) -> Option<Norm<'_>> {
+        self.norm_before.as_ref().map(|weight| Norm { weight, eps: at.config.rms_eps })
+    }
+
+    /// The same of a head, which has one.
+    fn norm_of_head(&self) -> &Vector {
+        self.norm_before.as_ref().expect("layers of heads begin with a norm")
+    }
+
+    /// The residual stream `x`, normalised if the branch begins so, to the branch's projections `out`.
     fn open(&self, at: &At<'_>, x: &Tensor, out: &mut Tensor) {
         let n = at.rows.positions.len();
-        let norm = Norm { weight: &self.norm_before, eps: at.config.rms_eps };
         // It may be wide enough for layers that have more.
         let out = out.view_mut(n).columns(0..self.inputs.out_features());
-        ops::matmul_normed(at.lane, x.view(n), norm, &self.inputs, self.inputs_bias.as_ref(), out);
+        ops::matmul_normed(at.lane, x.view(n), self.norm(at), &self.inputs, self.inputs_bias.as_ref(), out);
     }
 
     /// Projects what the branch computed, `from`, back, and adds it to the residual stream `x`; `sum` is room for it where it has a norm of
@@ -221,7 +232,8 @@ pub(crate) struct At<'a> {
     pub(crate) config: &'a ModelConfig,
     pub(crate) spec: &'a LayerSpec,
     pub(crate) shard: Shard,
-    pub(crate) rope: &'a RopeTable,
+    /// `None`: heads are not rotated.
+    pub(crate) rope: Option<&'a RopeTable>,
     pub(crate) lane: &'a Lane,
     /// Which layer of the KV cache.
     pub(crate) index: usize,

@@ -27,7 +27,7 @@ pub struct LayerSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Norms {
     /// Of what goes into the branch.
-    pub before: &'static str,
+    pub before: Option<&'static str>,
     /// Of what the branch adds to the residual stream.
     pub after: Option<&'static str>,
 }
@@ -41,8 +41,10 @@ pub struct AttentionSpec {
     pub qkv_bias: bool,
     /// The output projection has a bias.
     pub o_bias: bool,
-    /// The heads of q and k are RMS-normalised before the rotary embedding.
-    pub qk_norm: bool,
+    /// In the checkpoint q, k and v are one matrix of this name, in that order along its outputs.
+    pub fused: Option<&'static str>,
+    /// How q and k are RMS-normalised before the rotary embedding, if they are.
+    pub qk_norm: Option<QkNorm>,
     /// How many positions a row sees, itself included; `None`: all of them.
     pub window: Option<usize>,
     /// Factor of the scores.
@@ -52,13 +54,22 @@ pub struct AttentionSpec {
     /// Each head has a learned score more in its softmax, with no value: what it attends to where nothing fits. No family here has
     /// them yet.
     pub sinks: bool,
-    /// How q and k are rotated by their positions.
-    pub rope: RopeConfig,
+    /// How q and k are rotated by their positions; `None`: not at all (NoPE).
+    pub rope: Option<RopeConfig>,
     /// Nobody attends to positions before this one: a head's token of position 0 has no hidden state of the target before it.
     pub first: usize,
     /// What goes into the branch is the token's embedding, normalised, and beside it the residual stream, which has a norm of its own here:
     /// `[embedding, stream]`, twice as wide (EAGLE-3).
     pub beside_embedding: Option<BesideEmbedding>,
+}
+
+/// What of q and k is normalised together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head, all of them by the same weights.
+    Heads,
+    /// All heads of a row: such a model is not split over ranks.
+    Whole,
 }
 
 /// The first layer of a head on hidden states.
@@ -77,6 +88,8 @@ pub struct MlpSpec {
     pub norms: Norms,
     /// What it computes between its projections.
     pub kind: Mlp,
+    /// In the checkpoint gate and up are one matrix of this name, in that order along its outputs.
+    pub fused: Option<&'static str>,
     /// All its projections have biases.
     pub bias: bool,
 }
@@ -144,21 +157,23 @@ impl LayerSpec {
     pub fn llama(head_dim: usize, rope: RopeConfig) -> LayerSpec {
         LayerSpec {
             attention: AttentionSpec {
-                norms: Norms { before: "input_layernorm", after: None },
+                norms: Norms { before: Some("input_layernorm"), after: None },
                 qkv_bias: false,
                 o_bias: false,
-                qk_norm: false,
+                fused: None,
+                qk_norm: None,
                 window: None,
                 scale: (head_dim as f32).sqrt().recip(),
                 soft_cap: None,
                 sinks: false,
-                rope,
+                rope: Some(rope),
                 first: 0,
                 beside_embedding: None,
             },
             mlp: MlpSpec {
-                norms: Norms { before: "post_attention_layernorm", after: None },
+                norms: Norms { before: Some("post_attention_layernorm"), after: None },
                 kind: Mlp::Gated(Activation::Silu),
+                fused: None,
                 bias: false,
             },
         }
@@ -176,6 +191,7 @@ impl LayerSpec {
         BranchWeights {
             norms: attention.norms,
             inputs: inputs.map(|(name, split)| (format!("self_attn.{name}"), split)).to_vec(),
+            fused: attention.fused,
             input_streams: 1 + usize::from(attention.beside_embedding.is_some()),
             inputs_bias: attention.qkv_bias,
             output: ("self_attn.o_proj".to_owned(), Split::Heads),
@@ -187,13 +203,14 @@ impl LayerSpec {
 
     /// The weights of the MLP branch.
     pub(crate) fn mlp_weights(&self) -> MlpWeights {
-        let MlpSpec { norms, kind, bias } = self.mlp;
+        let MlpSpec { norms, kind, fused, bias } = self.mlp;
         let Some(experts) = kind.experts() else {
             let weights = GatedWeights::new("mlp", Split::Mlp, "intermediate_size, hidden_size");
             let gate = usize::from(!kind.activation().1);
             return MlpWeights::Dense(BranchWeights {
                 norms,
                 inputs: weights.inputs[gate..].to_vec(),
+                fused,
                 input_streams: 1,
                 inputs_bias: bias,
                 output: weights.output,
@@ -252,6 +269,8 @@ pub(crate) struct BranchWeights {
     pub(crate) norms: Norms,
     /// Projections of the branch's input, one matrix on every device: `[outputs, input_streams * hidden]`, shards have some of the outputs.
     pub(crate) inputs: Vec<(String, Split)>,
+    /// Where all of them are one tensor, one behind the other: its name.
+    pub(crate) fused: Option<&'static str>,
     pub(crate) input_streams: usize,
     pub(crate) inputs_bias: bool,
     /// The projection back: `[hidden, inputs]`, shards have some of the inputs, and their outputs are summed.

@@ -26,13 +26,13 @@ mod text;
 pub use checkpoint::{check_header, weight_files};
 pub use config::{
     Architecture, BlockSpec, ConfidenceInput, FuseNorm, GenerationDefaults, HeadKind, HeadLayout, HeadSpec,
-    MarkovKind, MarkovSpec, ModelConfig, RopeConfig, fitted, verifier,
+    MarkovKind, MarkovSpec, ModelConfig, RopeConfig, WeightQuantisation, fitted, verifier,
 };
 pub use error::ModelError;
 pub use faser_kernels::{fork, give_memory_back, on_nodes, one_arena};
 pub use features::Features;
 pub use gguf::check_gguf;
-pub use layer_spec::{AttentionSpec, BesideEmbedding, Experts, LayerSpec, Mlp, MlpSpec, Norms};
+pub use layer_spec::{AttentionSpec, BesideEmbedding, Experts, LayerSpec, Mlp, MlpSpec, Norms, QkNorm};
 pub use load::{Progress, WeightSource};
 pub use model::{Model, Pass};
 pub use scratch::Scratch;

@@ -39,7 +39,7 @@ pub struct Model {
     dtype: Dtype,
     pub(crate) parts: Parts,
     /// Of each layer.
-    pub(crate) ropes: Vec<Arc<RopeTable>>,
+    pub(crate) ropes: Vec<Option<Arc<RopeTable>>>,
 }
 
 /// The weights, as a device holds them. They are counted, so that a draft model can be the first layers of its target without a copy.
@@ -263,7 +263,7 @@ impl Model {
         for (layer, index) in self.parts.layers[range.clone()].iter().zip(range) {
             let (config, shard) = (self.own(), self.shard());
             let spec = &config.layers[index];
-            let at = At { config, spec, shard, rope: &self.ropes[index], lane, index, rows };
+            let at = At { config, spec, shard, rope: self.ropes[index].as_deref(), lane, index, rows };
             layer.forward(&at, kv, scratch);
             scratch.enter(index + 1, lane, Some(rows), rows.positions.len());
         }
@@ -400,16 +400,18 @@ impl Model {
     }
 }
 
-/// Cosines and sines of all positions, as `held` on a device, for each layer: those that turn alike have one table.
+/// Cosines and sines of all positions, as `held` on a device, for each layer: those that turn alike have one table, and those that do not turn
+/// have none.
 pub(crate) fn rope_tables<T>(
     config: &ModelConfig,
     mut held: impl FnMut(RopeTable) -> Result<T, ModelError>,
-) -> Result<Vec<Arc<T>>, ModelError> {
-    let mut tables: Vec<Arc<T>> = Vec::with_capacity(config.layers.len());
+) -> Result<Vec<Option<Arc<T>>>, ModelError> {
+    let mut tables: Vec<Option<Arc<T>>> = Vec::with_capacity(config.layers.len());
     for (index, layer) in config.layers.iter().enumerate() {
-        let table = match config.turns_like(index) {
-            Some(same) => tables[same].clone(),
-            None => Arc::new(held(rope_table(config, layer.attention.rope)?)?),
+        let table = match (config.turns_like(index), &layer.attention.rope) {
+            (Some(same), _) => tables[same].clone(),
+            (None, Some(rope)) => Some(Arc::new(held(rope_table(config, rope)?)?)),
+            (None, None) => None,
         };
         tables.push(table);
     }
@@ -417,10 +419,10 @@ pub(crate) fn rope_tables<T>(
 }
 
 /// Those of one rotary embedding.
-pub(crate) fn rope_table(config: &ModelConfig, rope: RopeConfig) -> Result<RopeTable, ModelError> {
-    let RopeConfig { theta, scaling } = rope;
+pub(crate) fn rope_table(config: &ModelConfig, rope: &RopeConfig) -> Result<RopeTable, ModelError> {
     let (head_dim, max_positions) = (config.head_dim, config.max_context);
-    Ok(RopeTable::new(&RopeSpec { head_dim, theta, scaling, max_positions })?)
+    let (theta, scaling, rotated) = (rope.theta, rope.scaling.clone(), rope.rotated(head_dim));
+    Ok(RopeTable::new(&RopeSpec { head_dim, rotated, theta, scaling, max_positions })?)
 }
 
 impl std::fmt::Debug for Model {

@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use faser_kernels::collective::part;
 
-use crate::layer_spec::Split;
+use crate::layer_spec::{QkNorm, Split};
 use crate::{Mlp, ModelConfig, ModelError};
 
 /// Which part of a model: that of one rank of a group.
@@ -59,6 +59,10 @@ impl Shard {
             format!("its MLP's {intermediate} columns cannot be split evenly")
         } else if let Some(width) = widths.find(|width| !width.is_multiple_of(ranks)) {
             format!("the {width} columns of an expert cannot be split evenly")
+        } else if ranks > 1
+            && config.layers.iter().any(|layer| layer.attention.qk_norm == Some(QkNorm::Whole))
+        {
+            "its q and k are normalised over all heads, and ranks have some".to_owned()
         } else if part(vocab, ranks - 1, ranks).is_empty() {
             format!("a vocabulary of {vocab} leaves some without a token")
         } else {

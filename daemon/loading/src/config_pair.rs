@@ -58,17 +58,20 @@ pub(crate) struct OnHost {
 pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
     let dtype = config.model.dtype;
     let authors = config.model.generation_config;
+    let context = config.scheduler.max_context;
     let mut pair = match &config.model.source {
         ModelSource::Demo { draft } => {
             let folder = locate::demo_pair()?;
             let draft = draft.then(|| folder.join("draft"));
             Pair {
                 name: "rustdoc".to_owned(),
-                ..in_folders(&folder.join("target"), draft.as_deref(), dtype, authors)?
+                ..in_folders(&folder.join("target"), draft.as_deref(), dtype, authors, context)?
             }
         }
         ModelSource::Shape { .. } => return Err(LoadError::PlanOnly("model.shape")),
-        ModelSource::Directories { target, draft } => in_folders(target, draft.as_deref(), dtype, authors)?,
+        ModelSource::Directories { target, draft } => {
+            in_folders(target, draft.as_deref(), dtype, authors, context)?
+        }
         ModelSource::Synthetic { spec, draft: drafts } => {
             let (target, draft) = spec.configs()?;
             Pair {
@@ -197,9 +200,13 @@ fn in_folders(
     draft_dir: Option<&Path>,
     dtype: Dtype,
     authors: bool,
+    context: Option<usize>,
 ) -> Result<Pair, ModelError> {
-    let target = target_config(target_dir)?;
+    let mut target = target_config(target_dir)?;
     let mut draft = draft_dir.map(ModelConfig::load).transpose()?;
+    if let Some(context) = context {
+        std::iter::once(&mut target).chain(draft.as_mut()).for_each(|model| model.limit_context(context));
+    }
     let is_head = draft.as_ref().is_some_and(|draft| draft.head.is_some());
     // From the headers: what is wrong with either is known before a large tokenizer, or any weight, is read.
     for (dir, model) in std::iter::once((target_dir, &target)).chain(draft_dir.zip(draft.as_ref())) {

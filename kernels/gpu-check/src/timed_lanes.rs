@@ -27,8 +27,7 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         (false, _) => (3584, 28, 28, 4, 128, 18_944, 152_064),
         (true, _) => (896, 24, 14, 2, 64, 4864, 152_064),
     };
-    let mut layer =
-        LayerSpec::llama(head_dim, RopeConfig { theta: 1e6, scaling: faser_kernels::RopeScaling::None });
+    let mut layer = LayerSpec::llama(head_dim, RopeConfig::plain(1e6));
     layer.attention.qkv_bias = true;
     ModelConfig {
         architecture: Architecture::Qwen2,
@@ -45,11 +44,14 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         tie_embeddings: draft,
         embedding_scale: 1.0,
         norm_offset: 0.0,
+        residual_multiplier: 1.0,
+        logit_scale: 1.0,
         logit_soft_cap: None,
         bos: None,
         eos: Vec::new(),
         mask_token: None,
         head: None,
+        quantised: None,
         notes: Vec::new(),
     }
 }

@@ -165,7 +165,7 @@ pub struct QkvArgs {
     pub q_norm: Ptr,
     /// f32 `[head_dim]`, or null.
     pub k_norm: Ptr,
-    /// f32 `[position][head_dim]`: cosines, then sines.
+    /// f32 `[position][head_dim]`: cosines, then sines; or null: heads are not rotated.
     pub cos_sin: Ptr,
     /// u32 per row: its position.
     pub positions: Ptr,

@@ -23,7 +23,7 @@ pub use matrix::Matrix;
 pub(crate) use matrix::{Panels, SCALE_UNIT};
 pub use numa_memory::on_nodes;
 pub(crate) use number_source::FromSource;
-pub use number_source::{Make, PairedRows, Slice, Source, Stored};
+pub use number_source::{HeadRows, Make, Slice, Source, Stored};
 pub(crate) use panel_sizes::{BLOCK, BLOCKS, PANEL};
 pub use quantised_blocks::Blocks;
 pub use rope_table::{RopeScaling, RopeSpec, RopeTable};

@@ -48,7 +48,7 @@ pub enum Source<'a> {
     /// Some rows and columns of another source.
     Part(&'a Source<'a>, Slice),
     /// All rows of another source, in another order.
-    Reordered(&'a Source<'a>, PairedRows),
+    Reordered(&'a Source<'a>, HeadRows),
 }
 
 /// Some rows and columns of a row-major matrix.
@@ -74,30 +74,32 @@ impl Slice {
     }
 }
 
-/// Rows of heads whose rotary pairs lie beside each other, read in the order of heads whose halves make the pairs.
+/// Rows of heads whose first rows are the rotary pairs, read in the order of heads whose halves make the pairs: what is not rotated stands
+/// at the end of each half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PairedRows {
+pub struct HeadRows {
     /// Numbers of a row.
-    cols: usize,
-    /// Rows of a head.
-    head: usize,
+    pub cols: usize,
+    /// Rows of a head; even.
+    pub head: usize,
+    /// Rows of a head that are rotated, the first; even.
+    pub rotated: usize,
+    /// Pairs lie beside each other; else they are the halves of what is rotated.
+    pub neighbours: bool,
 }
 
-impl PairedRows {
-    /// Heads of so many rows, each of `cols` numbers.
-    ///
-    /// # Panics
-    /// If either is zero, or `head` is odd.
-    #[must_use]
-    pub fn new(cols: usize, head: usize) -> PairedRows {
-        assert!(cols > 0 && head > 0 && head.is_multiple_of(2), "heads of {head} rows of {cols}");
-        PairedRows { cols, head }
-    }
-
+impl HeadRows {
     /// Where a row lies.
     fn stored(self, row: usize) -> usize {
-        let (within, half) = (row % self.head, self.head / 2);
-        row - within + within % half * 2 + within / half
+        let HeadRows { head, rotated, neighbours, .. } = self;
+        let (within, half, pairs) = (row % head, head / 2, rotated / 2);
+        let (place, second) = (within % half, within / half);
+        let stored = match (place < pairs, neighbours) {
+            (true, true) => 2 * place + second,
+            (true, false) => place + second * pairs,
+            (false, _) => rotated + place - pairs + second * (half - pairs),
+        };
+        row - within + stored
     }
 }
 
@@ -431,7 +433,8 @@ mod tests {
         // Two heads of four rows, three numbers each; pairs of a head lie beside each other.
         let values: Vec<f32> = (0..24).map(|i| i as f32).collect();
         let whole = Source::F32(&values);
-        let source = Source::Reordered(&whole, PairedRows::new(3, 4));
+        let order = HeadRows { cols: 3, head: 4, rotated: 4, neighbours: true };
+        let source = Source::Reordered(&whole, order);
         let mut read = [0.0; 24];
         source.read_f32(0, &mut read);
         let rows: Vec<f32> = read.iter().step_by(3).map(|x| x / 3.0).collect();
@@ -442,8 +445,18 @@ mod tests {
         let mut bad = values.clone();
         bad[7] = f32::NAN;
         let whole = Source::F32(&bad);
-        let (place, _) = Source::Reordered(&whole, PairedRows::new(3, 4)).first_not_finite().unwrap();
+        let (place, _) = Source::Reordered(&whole, order).first_not_finite().unwrap();
         assert_eq!(place, 4);
+    }
+
+    #[test]
+    fn rows_that_are_not_rotated_stand_behind_the_pairs_of_each_half() {
+        let rows = |neighbours| {
+            let order = HeadRows { cols: 1, head: 10, rotated: 4, neighbours };
+            (10..20).map(|row| order.stored(row) - 10).collect::<Vec<usize>>()
+        };
+        assert_eq!(rows(true), [0, 2, 4, 5, 6, 1, 3, 7, 8, 9]);
+        assert_eq!(rows(false), [0, 1, 4, 5, 6, 2, 3, 7, 8, 9]);
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Rotary position embedding: cosines and sines of every position, computed once.
 //!
 //! Su et al., "RoFormer" (2021); halves split as Hugging Face checkpoints expect; the llama3 scaling of the frequencies
-//! is that of Llama 3.1's release. Angles are f32 products, as in the reference implementations, so that late positions agree.
+//! is that of Llama 3.1's release, YaRN is Peng et al. (2023), LongRoPE Ding et al. (2024). Angles are f32 products, as in the reference
+//! implementations, so that late positions agree.
 
 use super::Buffer;
 use crate::KernelError;
 use std::f64::consts::PI;
+use std::sync::Arc;
 
 /// How the frequencies are stretched for contexts longer than the model was trained on first.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Not at all.
     None,
@@ -28,13 +30,54 @@ pub enum RopeScaling {
         /// Context of the first training.
         original_max_positions: usize,
     },
+    /// YaRN: low frequencies divided by `factor`, high ones kept, a ramp over the dimensions between.
+    Yarn {
+        /// Times the context grows.
+        factor: f32,
+        /// Frequencies that turn more often than this within `original_max_positions` are kept.
+        beta_fast: f32,
+        /// Frequencies that turn less often than this are divided.
+        beta_slow: f32,
+        /// The ends of the ramp are whole dimensions.
+        truncate: bool,
+        /// Context of the first training.
+        original_max_positions: usize,
+        /// What cosines and sines are multiplied by.
+        attention_factor: f32,
+    },
+    /// LongRoPE: each frequency is divided by a number of its own: one of `long` if the table has more positions than
+    /// `original_max_positions`, else one of `short`.
+    Long {
+        /// As many as there are frequencies.
+        short: Arc<[f32]>,
+        /// Likewise.
+        long: Arc<[f32]>,
+        /// Context of the first training.
+        original_max_positions: usize,
+        /// What cosines and sines are multiplied by.
+        attention_factor: f32,
+    },
+}
+
+impl RopeScaling {
+    /// What cosines and sines are multiplied by.
+    fn attention_factor(&self) -> f32 {
+        match *self {
+            RopeScaling::Yarn { attention_factor, .. } | RopeScaling::Long { attention_factor, .. } => {
+                attention_factor
+            }
+            RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 1.0,
+        }
+    }
 }
 
 /// What a [`RopeTable`] is made from.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
     /// Elements of a head; even.
     pub head_dim: usize,
+    /// Elements of a head that are rotated; even. They are the first of each half.
+    pub rotated: usize,
     /// Base of the frequencies.
     pub theta: f32,
     /// Scaling of the frequencies.
@@ -54,20 +97,36 @@ impl RopeTable {
     /// Makes the table.
     ///
     /// # Errors
-    /// If the head size is odd or zero, or there is no memory.
+    /// If the head size is odd or zero, what is rotated of it is odd or more than it, a list of factors has another length, or there is no
+    /// memory.
     pub fn new(spec: &RopeSpec) -> Result<RopeTable, KernelError> {
-        let RopeSpec { head_dim, max_positions, .. } = *spec;
+        let RopeSpec { head_dim, rotated, max_positions, .. } = *spec;
         if head_dim == 0 || !head_dim.is_multiple_of(2) {
             return Err(KernelError::Size { what: "head_dim", value: head_dim, must: "even and positive" });
         }
-        let half = head_dim / 2;
-        let frequencies: Vec<f32> = (0..half).map(|i| frequency(spec, i)).collect();
+        if rotated > head_dim || !rotated.is_multiple_of(2) {
+            return Err(KernelError::Size {
+                what: "rotated elements of a head",
+                value: rotated,
+                must: "even, and no more than the head has",
+            });
+        }
+        if let RopeScaling::Long { short, long, .. } = &spec.scaling
+            && let Some(other) = [short, long].into_iter().find(|list| list.len() != rotated / 2)
+        {
+            let must = "as many as frequencies";
+            return Err(KernelError::Size { what: "factors", value: other.len(), must });
+        }
+        let (half, attention_factor) = (head_dim / 2, spec.scaling.attention_factor());
+        let frequencies: Vec<f32> = (0..rotated / 2).map(|i| frequency(spec, i)).collect();
         let mut cos_sin = Buffer::zeroed(max_positions.saturating_mul(head_dim), "the rope table")?;
         for (position, row) in cos_sin.chunks_exact_mut(head_dim).enumerate() {
             let (cos, sin) = row.split_at_mut(half);
+            // What is not rotated stays as it is, whatever the factor.
+            cos[frequencies.len()..].fill(1.0);
             for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(&frequencies) {
                 let angle = f64::from(position as f32 * frequency);
-                (*cos, *sin) = (angle.cos() as f32, angle.sin() as f32);
+                (*cos, *sin) = (angle.cos() as f32 * attention_factor, angle.sin() as f32 * attention_factor);
             }
         }
         Ok(RopeTable { half, max_positions, cos_sin })
@@ -107,11 +166,31 @@ impl RopeTable {
 }
 
 fn frequency(spec: &RopeSpec, i: usize) -> f32 {
-    let exponent = (2 * i) as f32 / spec.head_dim as f32;
+    let exponent = (2 * i) as f32 / spec.rotated as f32;
     let plain = 1.0 / f64::from(spec.theta).powf(f64::from(exponent));
     match spec.scaling {
         RopeScaling::None => plain as f32,
         RopeScaling::Linear { factor } => (plain / f64::from(factor)) as f32,
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_max_positions, .. } => {
+            // The dimension whose frequency turns so often within the original context.
+            let dimension = |turns: f32| {
+                let position = original_max_positions as f64 / (f64::from(turns) * 2.0 * PI);
+                spec.rotated as f64 * position.ln() / (2.0 * f64::from(spec.theta).ln())
+            };
+            let (mut low, mut high) = (dimension(beta_fast), dimension(beta_slow));
+            if truncate {
+                (low, high) = (low.floor(), high.ceil());
+            }
+            (low, high) = (low.max(0.0), high.min((spec.rotated - 1) as f64));
+            // As transformers keeps from dividing by zero.
+            high += if low == high { 0.001 } else { 0.0 };
+            let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            (plain * (divided / f64::from(factor) + (1.0 - divided))) as f32
+        }
+        RopeScaling::Long { ref short, ref long, original_max_positions, .. } => {
+            let own = if spec.max_positions > original_max_positions { long } else { short };
+            (plain / f64::from(own[i])) as f32
+        }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
             let (low, high) = (f64::from(low_freq_factor), f64::from(high_freq_factor));
             let turns = original_max_positions as f64 * plain / (2.0 * PI);
@@ -125,8 +204,13 @@ fn frequency(spec: &RopeSpec, i: usize) -> f32 {
 mod tests {
     use super::*;
 
-    const SPEC: RopeSpec =
-        RopeSpec { head_dim: 128, theta: 500_000.0, scaling: RopeScaling::None, max_positions: 4 };
+    const SPEC: RopeSpec = RopeSpec {
+        head_dim: 128,
+        rotated: 128,
+        theta: 500_000.0,
+        scaling: RopeScaling::None,
+        max_positions: 4,
+    };
     const LLAMA3: RopeScaling = RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
@@ -156,7 +240,56 @@ mod tests {
     }
 
     #[test]
-    fn an_odd_head_is_refused() {
-        assert!(RopeTable::new(&RopeSpec { head_dim: 7, ..SPEC }).is_err());
+    fn yarn_keeps_high_frequencies_divides_low_ones_and_makes_all_larger() {
+        let yarn = |truncate| RopeSpec {
+            scaling: RopeScaling::Yarn {
+                factor: 4.0,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                truncate,
+                original_max_positions: 32_768,
+                attention_factor: 1.25,
+            },
+            ..SPEC
+        };
+        let ratios: Vec<f32> = (0..64).map(|i| frequency(&yarn(true), i) / frequency(&SPEC, i)).collect();
+        assert_eq!((ratios[0], ratios[63]), (1.0, 0.25));
+        assert!(ratios.is_sorted_by(|a, b| *a >= *b - 1e-6), "{ratios:?}");
+        let (whole, exact) = (frequency(&yarn(true), 30), frequency(&yarn(false), 30));
+        assert!(whole != exact && (whole / exact - 1.0).abs() < 0.05, "{whole} {exact}");
+        assert_eq!(RopeTable::new(&yarn(true)).unwrap().at(0).0, [1.25; 64]);
+    }
+
+    #[test]
+    fn factors_are_those_of_the_length_that_is_served() {
+        let long = |max_positions| RopeSpec {
+            scaling: RopeScaling::Long {
+                short: [1.5; 64].into(),
+                long: [3.0; 64].into(),
+                original_max_positions: 4,
+                attention_factor: 1.0,
+            },
+            max_positions,
+            ..SPEC
+        };
+        assert_eq!(frequency(&long(4), 9), (f64::from(frequency(&SPEC, 9)) / 1.5) as f32);
+        assert_eq!(frequency(&long(5), 9), (f64::from(frequency(&SPEC, 9)) / 3.0) as f32);
+        assert!(RopeTable::new(&RopeSpec { rotated: 64, ..long(4) }).is_err());
+    }
+
+    #[test]
+    fn a_part_of_a_head_turns_and_the_rest_stays() {
+        let part = RopeTable::new(&RopeSpec { rotated: 32, ..SPEC }).unwrap();
+        let whole = RopeTable::new(&RopeSpec { head_dim: 32, rotated: 32, ..SPEC }).unwrap();
+        let ((cos, sin), (all_cos, all_sin)) = (part.at(3), whole.at(3));
+        assert_eq!((&cos[..16], &sin[..16]), (all_cos, all_sin));
+        assert_eq!((&cos[16..], &sin[16..]), ([1.0; 48].as_slice(), [0.0; 48].as_slice()));
+    }
+
+    #[test]
+    fn odd_heads_and_parts_of_them_are_refused() {
+        for (head_dim, rotated) in [(7, 6), (8, 5), (8, 10)] {
+            assert!(RopeTable::new(&RopeSpec { head_dim, rotated, ..SPEC }).is_err());
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The tensors of a model directory: memory-mapped safetensors, each read where it lies, with its shape checked against
 //! config.json.
 
+mod dequantised;
 mod expert_layouts;
 mod files;
 mod folder;
@@ -15,6 +16,7 @@ use std::path::Path;
 
 use faser_kernels::{Source, Stored};
 
+pub(crate) use self::dequantised::Dequantised;
 use self::expert_layouts::{ExpertLayout, InStack};
 pub use self::files::weight_files;
 pub(crate) use self::files::{Files, has_weights};
@@ -101,6 +103,11 @@ impl Checkpoint<'_> {
     fn missing(&self, name: &str, reason: &str) -> ModelError {
         let (path, tensor, reason) = (self.files.catalogue.clone(), name.to_owned(), reason.to_owned());
         ModelError::MissingTensor { path, tensor, reason }
+    }
+
+    /// What a tensor has is read, or says nothing of the model.
+    fn take(&self, name: &str) {
+        self.entries.get(name).iter().for_each(|entry| entry.taken.set(true));
     }
 
     /// A tensor as it lies in its file.

@@ -279,3 +279,67 @@ fn an_unsupported_number_format_is_named() {
     });
     copy.refuses(&["model.norm.weight", "I64", "BF16"]);
 }
+
+impl Copy {
+    /// Writes bytes into a tensor, from its `first` byte on.
+    fn overwrite(&self, tensor: &str, first: usize, bytes: &[u8]) {
+        let path = self.path("model.safetensors");
+        let mut file = fs::read(&path).unwrap();
+        let at = super::Header::read(&file).unwrap().get(tensor).unwrap().bytes.start + first;
+        file[at..at + bytes.len()].copy_from_slice(bytes);
+        fs::write(path, file).unwrap();
+    }
+
+    /// Gives a tensor another name of the same length.
+    fn rename(&self, tensor: &str, other: &str) {
+        assert_eq!(tensor.len(), other.len());
+        let path = self.path("model.safetensors");
+        let mut file = fs::read(&path).unwrap();
+        let at = file.windows(tensor.len()).position(|window| window == tensor.as_bytes()).unwrap();
+        file[at..at + other.len()].copy_from_slice(other.as_bytes());
+        fs::write(path, file).unwrap();
+    }
+}
+
+#[test]
+fn quantised_matrices_that_do_not_go_together_are_refused_by_name() {
+    const MODULE: &str = "model.layers.0.mlp.down_proj";
+    let gptq = Copy::of("quantised-gptq", "no-such-group");
+    gptq.overwrite(&format!("{MODULE}.g_idx"), 0, &[9, 0, 0, 0]);
+    gptq.refuses(&["mlp.down_proj.g_idx", "group 9 of 3"]);
+
+    let awq = Copy::of("quantised-awq", "no-zeros");
+    awq.rename(&format!("{MODULE}.qzeros"), &format!("{MODULE}.qzerox"));
+    awq.refuses(&["mlp.down_proj.qzeros", "quantization_config"]);
+
+    let groups = Copy::of("quantised-awq", "other-groups");
+    groups.change_key("\"group_size\": 16", "\"group_size\": 32");
+    groups.refuses(&["qzeros", "`quantization_config` says otherwise"]);
+
+    let bytes = Copy::of("quantised-fp8-channel", "no-number");
+    bytes.overwrite(&format!("{MODULE}.weight"), 5, &[0xFF]);
+    bytes.refuses(&["mlp.down_proj, weights", "place 5", "NaN"]);
+
+    let scales = Copy::of("quantised-fp8-blocks", "no-scale");
+    scales.overwrite(&format!("{MODULE}.weight_scale_inv"), 4, &f32::INFINITY.to_le_bytes());
+    scales.refuses(&["mlp.down_proj, scales", "place 1", "inf"]);
+
+    let plain = Copy::of("quantised-fp8-tensor", "not-said");
+    plain.change_key("\"quantization_config\"", "\"quantisation_of_nobody\"");
+    plain.refuses(&["is stored as F8_E4M3"]);
+}
+
+/// Widening makes four bytes of each number, and all that is read is told of.
+#[test]
+fn progress_of_quantised_matrices_ends_at_all_of_it() {
+    for model in ["quantised-awq", "quantised-w4a16-zero-points", "quantised-fp8-blocks"] {
+        let (mut last, mut first) = (None, None);
+        load(&PathBuf::from(GOLDEN).join(model), Dtype::Int8, &mut |progress: Progress| {
+            first.get_or_insert(progress.total_bytes);
+            last = Some(progress);
+        })
+        .unwrap();
+        let total = first.unwrap();
+        assert_eq!(last, Some(Progress { done_bytes: total, total_bytes: total }), "{model}");
+    }
+}

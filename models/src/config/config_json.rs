@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use faser_kernels::RopeScaling;
+
 use super::families::Family;
 use super::head_spec::of_head;
 use super::json_keys::{Keys, MAX_CONTEXT, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
-use super::{ModelConfig, generation_config, rope_config};
+use super::{ModelConfig, RopeConfig, generation_config, rope_config, weight_quantisation};
 use crate::checkpoint::{check_pointer, has_head_of_its_own, why_not};
 use crate::gguf::{self, Gguf, Parts};
 use crate::{LayerSpec, ModelError};
@@ -63,8 +65,10 @@ impl ModelConfig {
         }
         let vocab = keys.size_or("vocab_size", MAX_VOCAB, defaults.vocab_size)?;
         let head_dim = head_dim(keys, defaults.head_dim, hidden, heads)?;
-        let [rope, sliding_rope] =
-            rope_config::of_layers(keys, defaults.rope_theta, defaults.sliding_rope_theta)?;
+        let max_context =
+            keys.size_or("max_position_embeddings", MAX_CONTEXT, defaults.max_position_embeddings)?;
+        let ([rope, sliding_rope], longest) =
+            rope_config::of_layers(keys, &defaults.rope, head_dim, max_context)?;
         let mut config = ModelConfig {
             architecture: family.architecture,
             hidden,
@@ -75,33 +79,45 @@ impl ModelConfig {
             intermediate: keys.size_or("intermediate_size", MAX_WIDTH, defaults.intermediate_size)?,
             vocab,
             stored_vocab: vocab,
-            max_context: keys.size_or(
-                "max_position_embeddings",
-                MAX_CONTEXT,
-                defaults.max_position_embeddings,
-            )?,
+            max_context: longest,
             rms_eps: keys.positive_or("rms_norm_eps", defaults.rms_norm_eps)? as f32,
             tie_embeddings: keys.flag("tie_word_embeddings", defaults.tie_word_embeddings)?,
             embedding_scale: 1.0,
             norm_offset: 0.0,
+            residual_multiplier: 1.0,
+            logit_scale: 1.0,
             logit_soft_cap: None,
-            bos: token_ids(keys, "bos_token_id", vocab, defaults.bos_token_id)?.first().copied(),
+            bos: token_ids(keys, "bos_token_id", vocab, defaults.bos_token_id.as_slice())?.first().copied(),
             eos: end_tokens(keys, generation, vocab, defaults.eos_token_id)?,
             mask_token: mask_token(keys, vocab)?,
             head: None,
-            notes: Vec::new(),
+            quantised: weight_quantisation::read(keys)?,
+            notes: stretched(max_context, longest, &sliding_rope),
         };
+        if let Some(quantised) = config.quantised {
+            config.notes.push(format!(
+                "weights are quantised ({quantised}): they are widened as they are loaded, and held in what `model.dtype` says"
+            ));
+        }
         family.shape(keys, sliding_rope, &mut config)?;
         Ok(config)
     }
 }
 
+/// What is to be said of how far positions go.
+fn stretched(stored: usize, longest: usize, rope: &RopeConfig) -> Vec<String> {
+    if let RopeScaling::Long { original_max_positions, .. } = rope.scaling {
+        return vec![format!(
+            "rotary scaling is longrope: all texts get its long factors if a context of more than {original_max_positions} tokens is served, else all get its short ones"
+        )];
+    }
+    let said =
+        || format!("`max_position_embeddings` is {stored}, and rotary scaling (yarn) makes it {longest}");
+    (longest > stored).then(said).into_iter().collect()
+}
+
 /// Refuses what would change the result if it were ignored.
 fn refuse_what_is_not_done(keys: &Keys) -> Result<(), ModelError> {
-    if keys.get("quantization_config").is_some() {
-        let problem = "is set: quantized checkpoints are not supported, give one in bf16, f16 or f32";
-        return Err(keys.error("quantization_config", problem));
-    }
     if keys.flag("use_bidirectional_attention", false)? {
         let problem = "is true: texts are generated from left to right";
         return Err(keys.error("use_bidirectional_attention", problem));
@@ -139,10 +155,11 @@ fn end_tokens(
     keys: &Keys,
     generation: Option<&Keys>,
     vocab: usize,
-    usual: Option<u32>,
+    usual: &[u32],
 ) -> Result<Vec<u32>, ModelError> {
     // Where generation_config.json is, it says how texts end.
-    let mut eos = token_ids(keys, "eos_token_id", vocab, usual.filter(|_| generation.is_none()))?;
+    let usual = if generation.is_none() { usual } else { &[] };
+    let mut eos = token_ids(keys, "eos_token_id", vocab, usual)?;
     for id in generation.map_or(Ok(Vec::new()), |file| ids_below(file, "eos_token_id", vocab))? {
         if !eos.contains(&id) {
             eos.push(id);
@@ -171,13 +188,13 @@ fn mask_token(keys: &Keys, vocab: usize) -> Result<Option<u32>, ModelError> {
     }
 }
 
-/// The ids that a key names; the `usual` one, if the vocabulary has it, where the key is absent. Null is none.
-fn token_ids(keys: &Keys, key: &str, vocab: usize, usual: Option<u32>) -> Result<Vec<u32>, ModelError> {
+/// The ids that a key names; of the `usual` ones those that the vocabulary has, where the key is absent. Null is none.
+fn token_ids(keys: &Keys, key: &str, vocab: usize, usual: &[u32]) -> Result<Vec<u32>, ModelError> {
     let ids = ids_below(keys, key, vocab)?;
     if !ids.is_empty() || keys.is_null(key) {
         return Ok(ids);
     }
-    Ok(usual.filter(|id| (*id as usize) < vocab).into_iter().collect())
+    Ok(usual.iter().copied().filter(|id| (*id as usize) < vocab).collect())
 }
 
 fn ids_below(keys: &Keys, key: &str, vocab: usize) -> Result<Vec<u32>, ModelError> {

@@ -11,7 +11,8 @@ use super::ModelConfig;
 use super::experts_config::ExpertDefaults;
 use super::json_keys::Keys;
 use super::json_keys::MAX_LAYERS;
-use crate::layer_spec::{Mlp, Norms};
+use super::rope_config::RopeDefaults;
+use crate::layer_spec::{Mlp, Norms, QkNorm};
 use crate::{LayerSpec, ModelError, RopeConfig};
 
 /// The model families.
@@ -39,6 +40,18 @@ pub enum Architecture {
     Qwen2Moe,
     /// `Qwen3MoeForCausalLM`: Qwen3 with experts.
     Qwen3Moe,
+    /// `Phi3ForCausalLM`: Phi 3 and 4; q, k and v are one matrix, and so are gate and up.
+    Phi3,
+    /// `Olmo2ForCausalLM`: norms behind the branches alone, and over all heads of q and of k.
+    Olmo2,
+    /// `Olmo3ForCausalLM`: that, and layers that slide, whose rotary embedding is not scaled.
+    Olmo3,
+    /// `SmolLM3ForCausalLM`: every fourth layer has no positions.
+    SmolLm3,
+    /// `Glm4ForCausalLM`: half of a head turns, neighbours are pairs; norms before and behind the branches.
+    Glm4,
+    /// `GraniteForCausalLM`: embeddings, scores, branches and logits have factors.
+    Granite,
 }
 
 /// A family.
@@ -65,7 +78,7 @@ struct Shape<'a> {
 }
 
 /// All there are.
-const FAMILIES: [Family; 11] = [
+const FAMILIES: [Family; 17] = [
     Family {
         architecture: Architecture::Llama,
         name: "Llama",
@@ -110,7 +123,7 @@ const FAMILIES: [Family; 11] = [
         activation: "hidden_act",
         reads: &["attention_bias", "sliding_window"],
         shape: |shape| {
-            shape.each(|layer, _| layer.attention.qk_norm = true);
+            shape.each(|layer, _| layer.attention.qk_norm = Some(QkNorm::Heads));
             shape.slide_as_qwen()
         },
     },
@@ -156,8 +169,7 @@ const FAMILIES: [Family; 11] = [
             num_attention_heads: 8,
             num_key_value_heads: Some(4),
             max_position_embeddings: 131_072,
-            rope_theta: 1e6,
-            sliding_rope_theta: Some(1e4),
+            rope: RopeDefaults { theta: 1e6, sliding_theta: Some(1e4), ..ROPE },
             sliding_window: Some(4096),
             ..GEMMA
         },
@@ -174,13 +186,8 @@ const FAMILIES: [Family; 11] = [
                 Some(_) => 6,
             };
             shape.branch_as_gemma([None, None], every)?;
-            let rope = shape.sliding_rope;
-            shape.each(|LayerSpec { attention, .. }, _| {
-                attention.qk_norm = true;
-                if attention.window.is_some() {
-                    attention.rope = rope;
-                }
-            });
+            shape.each(|layer, _| layer.attention.qk_norm = Some(QkNorm::Heads));
+            shape.turn_sliding_layers();
             Ok(())
         },
     },
@@ -194,7 +201,7 @@ const FAMILIES: [Family; 11] = [
             rms_norm_eps: 1e-5,
             hidden_act: "relu2",
             bos_token_id: Some(128_000),
-            eos_token_id: Some(128_001),
+            eos_token_id: &[128_001],
             ..LLAMA
         },
         activation: "hidden_act",
@@ -212,7 +219,7 @@ const FAMILIES: [Family; 11] = [
             num_key_value_heads: Some(8),
             max_position_embeddings: 131_072,
             rms_norm_eps: 1e-5,
-            rope_theta: 1e6,
+            rope: RopeDefaults { theta: 1e6, ..ROPE },
             experts: Some(ExpertDefaults {
                 num_experts: 8,
                 num_experts_per_tok: 2,
@@ -276,7 +283,7 @@ const FAMILIES: [Family; 11] = [
         activation: "hidden_act",
         reads: &["attention_bias", "sliding_window"],
         shape: |shape| {
-            shape.each(|layer, _| layer.attention.qk_norm = true);
+            shape.each(|layer, _| layer.attention.qk_norm = Some(QkNorm::Heads));
             // All layers slide, if any do: neither `max_window_layers` nor `layer_types` is read.
             let slides = shape.keys.flag("use_sliding_window", false)?;
             let window = if slides { shape.window()? } else { None };
@@ -284,7 +291,136 @@ const FAMILIES: [Family; 11] = [
             shape.mix()
         },
     },
+    Family {
+        architecture: Architecture::Phi3,
+        name: "Phi3",
+        defaults: Defaults {
+            vocab_size: 32_064,
+            hidden_size: 3072,
+            intermediate_size: 8192,
+            max_position_embeddings: 4096,
+            rms_norm_eps: 1e-5,
+            rope: RopeDefaults {
+                partial_rotary_factor: Some(1.0),
+                original_max_position_embeddings: Some(4096),
+                types: &["default", "longrope"],
+                ..ROPE
+            },
+            eos_token_id: &[32_000],
+            ..LLAMA
+        },
+        activation: "hidden_act",
+        reads: &["sliding_window"],
+        shape: |shape| {
+            let window = shape.window()?;
+            shape.each(|layer, _| {
+                layer.attention.window = window;
+                layer.attention.fused = Some("self_attn.qkv_proj");
+                layer.mlp.fused = Some(GATE_UP);
+            });
+            Ok(())
+        },
+    },
+    Family {
+        architecture: Architecture::Olmo2,
+        name: "Olmo2",
+        defaults: OLMO2,
+        activation: "hidden_act",
+        reads: &["attention_bias"],
+        shape: |shape| {
+            shape.norm_as_olmo();
+            Ok(())
+        },
+    },
+    Family {
+        architecture: Architecture::Olmo3,
+        name: "Olmo3",
+        defaults: Defaults {
+            rope: RopeDefaults { theta: 5e5, sliding_theta: Some(5e5), ..ROPE },
+            sliding_window: Some(4096),
+            ..OLMO2
+        },
+        activation: "hidden_act",
+        reads: &["attention_bias", "sliding_window"],
+        shape: |shape| {
+            shape.norm_as_olmo();
+            shape.slide_in_most(4)?;
+            shape.turn_sliding_layers();
+            Ok(())
+        },
+    },
+    Family {
+        architecture: Architecture::SmolLm3,
+        name: "SmolLM3",
+        defaults: Defaults {
+            vocab_size: 128_256,
+            hidden_size: 2048,
+            num_hidden_layers: 36,
+            num_attention_heads: 16,
+            num_key_value_heads: Some(4),
+            max_position_embeddings: 32_768,
+            tie_word_embeddings: true,
+            rope: RopeDefaults { theta: 2e6, ..ROPE },
+            bos_token_id: Some(128_000),
+            eos_token_id: &[128_001],
+            ..LLAMA
+        },
+        activation: "hidden_act",
+        reads: &["attention_bias", "mlp_bias", "sliding_window"],
+        shape: |shape| shape.skip_positions(),
+    },
+    Family {
+        architecture: Architecture::Glm4,
+        name: "Glm4",
+        defaults: Defaults {
+            vocab_size: 151_552,
+            intermediate_size: 13_696,
+            num_hidden_layers: 40,
+            num_key_value_heads: Some(2),
+            head_dim: Some(128),
+            max_position_embeddings: 131_072,
+            rms_norm_eps: 0.000_000_156_25,
+            rope: RopeDefaults { partial_rotary_factor: Some(0.5), ..ROPE },
+            attention_bias: true,
+            bos_token_id: None,
+            eos_token_id: &[151_329, 151_336, 151_338],
+            ..LLAMA
+        },
+        activation: "hidden_act",
+        reads: &["attention_bias"],
+        shape: |shape| {
+            shape.each(|layer, _| {
+                layer.attention.o_bias = false;
+                layer.attention.norms.after = Some("post_self_attn_layernorm");
+                layer.attention.rope.iter_mut().for_each(|rope| rope.neighbours = true);
+                layer.mlp.norms.after = Some("post_mlp_layernorm");
+                layer.mlp.fused = Some(GATE_UP);
+            });
+            Ok(())
+        },
+    },
+    Family {
+        architecture: Architecture::Granite,
+        name: "Granite",
+        defaults: LLAMA,
+        activation: "hidden_act",
+        reads: &["attention_bias", "mlp_bias"],
+        shape: |shape| {
+            let scale = shape.factor("attention_multiplier", 1.0)?;
+            shape.each(|layer, _| layer.attention.scale = scale);
+            shape.config.logit_scale = shape.factor("logits_scaling", 1.0)?.recip();
+            // The stream is divided by what branches are multiplied by, as norms are the same of both.
+            let branches = shape.factor("residual_multiplier", 1.0)?;
+            shape.config.residual_multiplier = branches;
+            shape.config.embedding_scale = shape.factor("embedding_multiplier", 1.0)? / branches;
+            shape.config.rms_eps /= branches * branches;
+            Ok(())
+        },
+    },
 ];
+
+/// Gate and up in one tensor.
+const GATE_UP: &str = "mlp.gate_up_proj";
 
 impl Shape<'_> {
     fn each(&mut self, change: impl Fn(&mut LayerSpec, usize)) {
@@ -333,6 +469,22 @@ impl Shape<'_> {
         let scale = self.factor("query_pre_attn_scalar", 256.0)?.sqrt().recip();
         let soft_cap = self.cap("attn_logit_softcapping", caps[0])?;
         self.config.logit_soft_cap = self.cap("final_logit_softcapping", caps[1])?;
+        self.slide_in_most(every)?;
+        self.each(|layer, _| {
+            layer.attention.norms.after = Some("post_attention_layernorm");
+            layer.attention.scale = scale;
+            layer.attention.soft_cap = soft_cap;
+            layer.mlp.norms = Norms {
+                before: Some("pre_feedforward_layernorm"),
+                after: Some("post_feedforward_layernorm"),
+            };
+        });
+        self.scale_as_gemma();
+        Ok(())
+    }
+
+    /// A window in all layers but each `every`th, or in those of `layer_types`.
+    fn slide_in_most(&mut self, every: usize) -> Result<(), ModelError> {
         let window = self.window()?;
         let slides = sliding_layers(self.keys, self.config.layers.len(), window, |layer| {
             !(layer + 1).is_multiple_of(every)
@@ -342,15 +494,57 @@ impl Shape<'_> {
                 "is null, but some layers slide: give a number, or `layer_types` of full_attention alone";
             return Err(self.keys.error("sliding_window", problem));
         }
-        self.each(|layer, index| {
-            layer.attention.norms.after = Some("post_attention_layernorm");
-            layer.attention.scale = scale;
-            layer.attention.soft_cap = soft_cap;
-            layer.attention.window = window.filter(|_| slides[index]);
-            layer.mlp.norms =
-                Norms { before: "pre_feedforward_layernorm", after: Some("post_feedforward_layernorm") };
+        self.each(|layer, index| layer.attention.window = window.filter(|_| slides[index]));
+        Ok(())
+    }
+
+    /// Layers that slide turn otherwise than those that do not.
+    fn turn_sliding_layers(&mut self) {
+        let rope = self.sliding_rope.clone();
+        self.each(|LayerSpec { attention, .. }, _| {
+            if attention.window.is_some() {
+                attention.rope = Some(rope.clone());
+            }
         });
-        self.scale_as_gemma();
+    }
+
+    /// Norms behind the branches alone; q and k are normalised over all heads.
+    fn norm_as_olmo(&mut self) {
+        self.each(|LayerSpec { attention, mlp }, _| {
+            attention.norms = Norms { before: None, after: Some("post_attention_layernorm") };
+            attention.qk_norm = Some(QkNorm::Whole);
+            mlp.norms = Norms { before: None, after: Some("post_feedforward_layernorm") };
+        });
+    }
+
+    /// Layers without positions: those with a zero in `no_rope_layers`, or each `no_rope_layer_interval`th. If any layers slide, it is those, or
+    /// those of `layer_types`.
+    fn skip_positions(&mut self) -> Result<(), ModelError> {
+        let (keys, layers) = (self.keys, self.config.layers.len());
+        let turns: Vec<bool> = match keys.get("no_rope_layers") {
+            None => {
+                let every = keys.size_or("no_rope_layer_interval", MAX_LAYERS, 4)?;
+                (1..=layers).map(|number| !number.is_multiple_of(every)).collect()
+            }
+            Some(list) => {
+                let list = list.as_array().filter(|list| list.len() >= layers);
+                let turn = |value: &Value| value.as_u64().filter(|value| *value < 2).map(|value| value == 1);
+                let turns = list.and_then(|list| list.iter().take(layers).map(turn).collect());
+                turns.ok_or_else(|| {
+                    let problem = format!("must be {layers} of 1, a layer with positions, or 0, one without");
+                    keys.error("no_rope_layers", problem)
+                })?
+            }
+        };
+        let slides = keys.flag("use_sliding_window", false)?;
+        let window = self.window()?.filter(|_| slides);
+        let slides = sliding_layers(keys, layers, window, |layer| window.is_some() && !turns[layer])?;
+        self.each(|LayerSpec { attention, .. }, index| {
+            attention.window = window.filter(|_| slides[index]);
+            if !turns[index] {
+                attention.rope = None;
+            }
+        });
         Ok(())
     }
 
@@ -448,7 +642,8 @@ impl Family {
             let problem = format!("is {named:?}; supported are {}", known.join(", "));
             return Err(keys.error(self.activation, problem));
         };
-        let (attention_bias, mlp_bias) = (keys.flag("attention_bias", false)?, keys.flag("mlp_bias", false)?);
+        let attention_bias = keys.flag("attention_bias", self.defaults.attention_bias)?;
+        let mlp_bias = keys.flag("mlp_bias", false)?;
         let mut shape = Shape { keys, defaults: &self.defaults, sliding_rope, config };
         shape.each(|layer, _| {
             (layer.attention.qkv_bias, layer.attention.o_bias) = (attention_bias, attention_bias);
@@ -493,17 +688,25 @@ pub(super) struct Defaults {
     pub(super) rms_norm_eps: f64,
     pub(super) hidden_act: &'static str,
     pub(super) tie_word_embeddings: bool,
-    pub(super) rope_theta: f64,
-    /// Of layers that slide, if it is another one.
-    pub(super) sliding_rope_theta: Option<f64>,
+    pub(super) rope: RopeDefaults,
     /// Where there is a window at all; null stands for none.
     pub(super) sliding_window: Option<usize>,
     /// The first layers that have no window.
     pub(super) max_window_layers: usize,
+    pub(super) attention_bias: bool,
     pub(super) bos_token_id: Option<u32>,
-    pub(super) eos_token_id: Option<u32>,
+    pub(super) eos_token_id: &'static [u32],
     pub(super) experts: Option<ExpertDefaults>,
 }
+
+/// Whole heads, all scalings.
+const ROPE: RopeDefaults = RopeDefaults {
+    theta: 10_000.0,
+    sliding_theta: None,
+    partial_rotary_factor: None,
+    original_max_position_embeddings: None,
+    types: &["default", "linear", "dynamic", "llama3", "yarn", "longrope"],
+};
 
 const LLAMA: Defaults = Defaults {
     vocab_size: 32_000,
@@ -517,12 +720,12 @@ const LLAMA: Defaults = Defaults {
     rms_norm_eps: 1e-6,
     hidden_act: "silu",
     tie_word_embeddings: false,
-    rope_theta: 10_000.0,
-    sliding_rope_theta: None,
+    rope: ROPE,
     sliding_window: None,
     max_window_layers: 0,
+    attention_bias: false,
     bos_token_id: Some(1),
-    eos_token_id: Some(2),
+    eos_token_id: &[2],
     experts: None,
 };
 
@@ -534,7 +737,7 @@ const QWEN2: Defaults = Defaults {
     sliding_window: Some(4096),
     max_window_layers: 28,
     bos_token_id: None,
-    eos_token_id: None,
+    eos_token_id: &[],
     ..LLAMA
 };
 
@@ -550,9 +753,12 @@ const GEMMA: Defaults = Defaults {
     hidden_act: "gelu_pytorch_tanh",
     tie_word_embeddings: true,
     bos_token_id: Some(2),
-    eos_token_id: Some(1),
+    eos_token_id: &[1],
     ..LLAMA
 };
+
+const OLMO2: Defaults =
+    Defaults { vocab_size: 50_304, rms_norm_eps: 1e-5, bos_token_id: None, eos_token_id: &[50_279], ..LLAMA };
 
 #[cfg(test)]
 mod tests {
@@ -574,8 +780,11 @@ mod tests {
             "rms_norm_eps": defaults.rms_norm_eps,
             "hidden_act": defaults.hidden_act,
             "tie_word_embeddings": defaults.tie_word_embeddings,
-            "rope_theta": defaults.rope_theta,
-            "sliding_rope_theta": defaults.sliding_rope_theta,
+            "rope_theta": defaults.rope.theta,
+            "sliding_rope_theta": defaults.rope.sliding_theta,
+            "partial_rotary_factor": defaults.rope.partial_rotary_factor,
+            "original_max_position_embeddings": defaults.rope.original_max_position_embeddings,
+            "attention_bias": defaults.attention_bias,
             "sliding_window": defaults.sliding_window,
             "max_window_layers": defaults.max_window_layers,
             "bos_token_id": defaults.bos_token_id,
@@ -599,7 +808,7 @@ mod tests {
             assert_eq!(told(defaults), said["classes"][format!("{name}Config")], "{name}");
         }
         assert_eq!(said["classes"].as_object().unwrap().len(), FAMILIES.len());
-        // Switches are off wherever a family has them: they are taken so.
+        // Other switches are off wherever a family has them: they are taken so.
         for (name, class) in said["switches"].as_object().unwrap() {
             assert!(class.as_object().unwrap().values().all(|value| value == &json!(false)), "{name}");
         }

@@ -298,7 +298,7 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
             }
             continue;
         }
-        layer.attention.norms = Norms { before: "input_layernorm", after: layer.attention.norms.after };
+        layer.attention.norms = Norms { before: Some("input_layernorm"), after: layer.attention.norms.after };
         layer.attention.beside_embedding =
             (index == 0).then_some(BesideEmbedding { norm: "hidden_norm", residual_normed });
     }

@@ -10,6 +10,7 @@ mod rope_config;
 #[cfg(test)]
 mod tests;
 mod verifier;
+mod weight_quantisation;
 
 use faser_kernels::Dtype;
 
@@ -21,6 +22,7 @@ pub use self::head_spec::{
 pub(crate) use self::json_keys::Keys;
 pub use self::rope_config::RopeConfig;
 pub use self::verifier::verifier;
+pub use self::weight_quantisation::WeightQuantisation;
 use crate::{Experts, LayerSpec, Mlp, ModelError};
 
 /// The shape of a model. Sizes are checked: products of two of them fit a `usize`, heads divide by kv_heads,
@@ -56,6 +58,11 @@ pub struct ModelConfig {
     pub embedding_scale: f32,
     /// What is added to the weights of norms as they are stored.
     pub norm_offset: f32,
+    /// What branches are multiplied by before they are added to the residual stream. The stream is held divided by it, which leaves norms as
+    /// they are: `embedding_scale` and `rms_eps` are those of that stream.
+    pub residual_multiplier: f32,
+    /// What logits are multiplied by, before they are capped: the final norm has it.
+    pub logit_scale: f32,
     /// Logits are at most this large: `cap tanh(logit / cap)`.
     pub logit_soft_cap: Option<f32>,
     /// Token that starts a text, if the model has one.
@@ -66,6 +73,8 @@ pub struct ModelConfig {
     pub mask_token: Option<u32>,
     /// What it reads of its target, of a head on the target's hidden states.
     pub head: Option<HeadSpec>,
+    /// How matrices are quantised in its safetensors files, if they are.
+    pub quantised: Option<WeightQuantisation>,
     /// What of its files is not as one might think, for whoever reads the log.
     pub notes: Vec<String>,
 }
@@ -75,6 +84,12 @@ impl ModelConfig {
     pub(crate) fn first_layers(&self, layers: usize) -> ModelConfig {
         let layers = self.layers.iter().take(layers).cloned().collect();
         ModelConfig { layers, ..self.clone() }
+    }
+
+    /// No text will be longer than `positions`: tables of positions end there, and LongRoPE takes its short factors if that is within the
+    /// original context.
+    pub fn limit_context(&mut self, positions: usize) {
+        self.max_context = self.max_context.min(positions);
     }
 
     /// Tokens that it knows: the rest of `vocab` is padding.
@@ -94,8 +109,8 @@ impl ModelConfig {
 
     /// The first layer before this one that has its rotary embedding.
     pub(crate) fn turns_like(&self, layer: usize) -> Option<usize> {
-        let rope = self.layers[layer].attention.rope;
-        self.layers[..layer].iter().position(|before| before.attention.rope == rope)
+        let rope = &self.layers[layer].attention.rope;
+        self.layers[..layer].iter().position(|before| before.attention.rope == *rope)
     }
 
     /// Whether a norm stands behind any branch.
@@ -136,6 +151,10 @@ pub fn fitted(
     tokens: Option<usize>,
 ) -> Result<ModelConfig, ModelError> {
     let (wanted, own) = (target.vocab, draft.vocab);
+    if draft.head.is_some() && target.residual_multiplier != 1.0 {
+        let problem = "the draft is a head, which reads the target's residual stream: that of a target with `residual_multiplier` is held in another scale";
+        return Err(ModelError::Pair(problem.to_owned()));
+    }
     if let Some(head) = &mut draft.head {
         head.fit(draft.hidden, target)?;
         // Its context is the target's: what its config.json says is mostly that of its training.

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{Experts, Mlp};
+use crate::{Experts, Mlp, QkNorm};
 
 fn llama() -> Value {
     json!({
@@ -40,7 +40,7 @@ fn refusal(changes: &Value) -> String {
 
 /// The rotary embedding of the first layer.
 fn rope(config: &ModelConfig) -> RopeConfig {
-    config.layers[0].attention.rope
+    config.layers[0].attention.rope.clone().unwrap()
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_plain_llama() {
     let config = parse(llama()).unwrap();
     assert_eq!((config.head_dim, config.q_width(), config.kv_width()), (16, 64, 32));
     assert_eq!((config.bos, config.eos.as_slice()), (Some(1), &[2][..]));
-    assert_eq!(rope(&config), RopeConfig { theta: 10_000.0, scaling: RopeScaling::None });
+    assert_eq!(rope(&config), RopeConfig::plain(10_000.0));
     assert_eq!(config.layers, vec![LayerSpec::llama(16, rope(&config)); 2]);
     assert!(!config.tie_embeddings);
     let mha = parse(with(llama(), &json!({"num_key_value_heads": null}))).unwrap();
@@ -88,7 +88,7 @@ fn families_differ_in_their_switches() {
     assert_eq!(windows(&family("Qwen3ForCausalLM", &types)), [Some(9), None]);
     let qwen3 = family("Qwen3ForCausalLM", &json!({}));
     let attention = &qwen3.layers[0].attention;
-    assert!(attention.qk_norm && !attention.qkv_bias && qwen3.head_dim == 128);
+    assert!(attention.qk_norm == Some(QkNorm::Heads) && !attention.qkv_bias && qwen3.head_dim == 128);
     let biased = family("LlamaForCausalLM", &json!({"attention_bias": true, "mlp_bias": true}));
     let LayerSpec { attention, mlp } = &biased.layers[1];
     assert!(attention.qkv_bias && attention.o_bias && mlp.bias);
@@ -124,11 +124,12 @@ fn gemmas_are_read_as_they_are_published() {
         "rope_local_base_freq": 10_000, "rope_theta": 1_000_000, "rope_scaling": null, "sliding_window": 512,
         "sliding_window_pattern": 6, "cache_implementation": "hybrid"}),
     );
-    let theta: Vec<f32> = three.layers.iter().map(|layer| layer.attention.rope.theta).collect();
+    let theta: Vec<f32> =
+        three.layers.iter().map(|layer| layer.attention.rope.as_ref().unwrap().theta).collect();
     assert_eq!(theta, [1e4, 1e4, 1e4, 1e4, 1e4, 1e6, 1e4]);
     let slides: Vec<bool> = windows(&three).iter().map(Option::is_some).collect();
     assert_eq!(slides, [true, true, true, true, true, false, true]);
-    assert_eq!((three.logit_soft_cap, three.layers[0].attention.qk_norm), (None, true));
+    assert_eq!((three.logit_soft_cap, three.layers[0].attention.qk_norm), (None, Some(QkNorm::Heads)));
 }
 
 #[test]
@@ -155,7 +156,11 @@ fn experts_are_read_as_published_models_have_them() {
     };
     assert_eq!(qwen3.experts(), Some(&experts));
     let attention = &qwen3.layers[0].attention;
-    assert!(attention.qk_norm && attention.window.is_none() && with_experts(&qwen3) == [true; 4]);
+    assert!(
+        attention.qk_norm == Some(QkNorm::Heads)
+            && attention.window.is_none()
+            && with_experts(&qwen3) == [true; 4]
+    );
     // As transformers 5 writes it, and with dense layers between.
     let newer = json!({"num_experts": null, "num_local_experts": 16, "decoder_sparse_step": 2, "mlp_only_layers": [3, 99]});
     let newer = family("Qwen3MoeForCausalLM", &with(thirty, &newer));
@@ -231,7 +236,7 @@ fn old_and_new_rope_keys_say_the_same() {
         high_freq_factor: 4.0,
         original_max_positions: 8192,
     };
-    assert_eq!(rope(&old), RopeConfig { theta: 500_000.0, scaling: expected });
+    assert_eq!(rope(&old), RopeConfig { scaling: expected, ..RopeConfig::plain(500_000.0) });
     let linear = parse(with(llama(), &json!({"rope_scaling": {"type": "linear", "factor": 2}}))).unwrap();
     assert_eq!(rope(&linear).scaling, RopeScaling::Linear { factor: 2.0 });
 }
@@ -245,12 +250,59 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({"architectures": null}), "`architectures`", "LlamaForCausalLM"),
         (json!({"hidden_act": "quick_gelu"}), "`hidden_act`", "silu"),
         (json!({"use_bidirectional_attention": true}), "`use_bidirectional_attention`", "left to right"),
-        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "`rope_scaling.rope_type`", "llama3"),
-        (json!({"rope_parameters": {"rope_type": "dynamic"}}), "`rope_parameters.rope_type`", "linear"),
+        (json!({"rope_scaling": {"rope_type": "proportional"}}), "`rope_scaling.rope_type`", "llama3"),
+        (json!({"rope_scaling": {"rope_type": "yarn"}}), "`rope_scaling.factor`", "missing"),
+        (
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 1e6}}),
+            "`rope_scaling.factor`",
+            "512 positions",
+        ),
+        (
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 0.5}}),
+            "`rope_scaling.beta_fast`",
+            "beta_slow",
+        ),
+        (
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1}),
+            "`rope_theta`",
+            "above 1",
+        ),
+        (json!({"rope_parameters": {"rope_type": "dynamic"}}), "`rope_parameters.factor`", "missing"),
+        (
+            json!({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}),
+            "`rope_scaling.short_factor`",
+            "numbers above 0",
+        ),
+        (
+            json!({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn", "factor": 4.0}}),
+            "`rope_scaling.rope_type`",
+            "longrope",
+        ),
+        (
+            json!({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 1.5}),
+            "`partial_rotary_factor`",
+            "at most all",
+        ),
+        (
+            json!({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 2]}),
+            "`no_rope_layers`",
+            "without",
+        ),
+        (
+            json!({"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0}),
+            "`residual_multiplier`",
+            "above 0",
+        ),
+        (
+            json!({"architectures": ["Olmo3ForCausalLM"], "rope_parameters":
+                {"full_attention": {"rope_type": "yarn", "factor": 2, "truncate": false}}}),
+            "`rope_parameters.full_attention.truncate`",
+            "leave it out",
+        ),
         (json!({"rope_parameters": {"full_attention": {}}}), "`rope_parameters`", "layer type"),
         (gemma3(json!({"rope_parameters": {"rope_theta": 1e6}})), "`rope_parameters`", "sliding_attention"),
         (
-            gemma3(json!({"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}})),
+            gemma3(json!({"rope_parameters": {"sliding_attention": {"rope_type": "ntk"}}})),
             "`rope_parameters.sliding_attention.rope_type`",
             "linear",
         ),
@@ -268,7 +320,37 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         ),
         (json!({"rope_scaling": {"rope_type": "linear"}}), "`rope_scaling.factor`", "missing"),
         (json!({"partial_rotary_factor": 0.5}), "`partial_rotary_factor`", "1.0"),
-        (json!({"quantization_config": {"bits": 4}}), "`quantization_config`", "bf16"),
+        (json!({"quantization_config": {"bits": 4}}), "`quantization_config.quant_method`", "awq"),
+        (
+            json!({"quantization_config": {"quant_method": "hqq"}}),
+            "`quantization_config.quant_method`",
+            "bf16",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "gptq", "bits": 3, "group_size": 128}}),
+            "`quantization_config.bits`",
+            "4 and 8",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 0}}),
+            "`quantization_config.group_size`",
+            "from 1",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}}),
+            "`quantization_config.version`",
+            "gemm",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}}),
+            "`quantization_config.format`",
+            "pack-quantized",
+        ),
+        (
+            json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}}),
+            "`quantization_config.weight_block_size`",
+            "two whole numbers",
+        ),
         (json!({"sliding_window": 64}), "`sliding_window`", "Mistral"),
         (json!({"sliding_window": "64"}), "`sliding_window`", "Mistral"),
         (
@@ -356,6 +438,43 @@ fn a_pair_needs_one_vocabulary_but_for_padding() {
     }
 }
 
+#[test]
+fn granites_factors_are_those_of_the_stream_that_is_held() {
+    let granite = parse(with(
+        llama(),
+        &json!({"architectures": ["GraniteForCausalLM"], "embedding_multiplier": 12, "residual_multiplier": 0.5,
+            "attention_multiplier": 0.25, "logits_scaling": 8}),
+    ))
+    .unwrap();
+    assert_eq!((granite.embedding_scale, granite.rms_eps, granite.logit_scale), (24.0, 4e-5, 0.125));
+    assert_eq!(granite.layers[0].attention.scale, 0.25);
+    let head = crate::HeadSpec {
+        layout: HeadLayout::Eagle,
+        kind: HeadKind::Steps,
+        streams: vec![0],
+        target_hidden: 64,
+        fuse_norm: FuseNorm::None,
+        proposed_vocab: None,
+        own_embedding: false,
+        own_lm_head: false,
+        output_normed: false,
+    };
+    let draft = ModelConfig { head: Some(head), ..parse(llama()).unwrap() };
+    assert!(fitted(&parse(llama()).unwrap(), draft.clone(), None).is_ok());
+    let message = fitted(&granite, draft, None).unwrap_err().to_string();
+    assert!(message.contains("residual_multiplier"), "{message}");
+}
+
+#[test]
+fn yarn_makes_the_context_longer_and_says_so() {
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256});
+    let longer = parse(with(llama(), &json!({"rope_scaling": yarn}))).unwrap();
+    assert_eq!(longer.max_context, 1024);
+    assert!(longer.notes[0].contains("512") && longer.notes[0].contains("1024"), "{:?}", longer.notes);
+    let written = parse(with(llama(), &json!({"rope_scaling": yarn, "max_position_embeddings": 2048})));
+    assert_eq!((written.as_ref().unwrap().max_context, written.unwrap().notes), (2048, vec![]));
+}
+
 /// The keys that transformers' class has, and those that it is written with, are another matter than null.
 #[test]
 fn what_is_left_out_is_what_transformers_takes() {
@@ -394,10 +513,13 @@ fn a_scaling_beside_parameters_takes_their_place() {
     let scaling = json!({"type": "linear", "factor": 2});
     let both = json!({"rope_parameters": parameters, "rope_scaling": scaling, "rope_theta": 7e5});
     let both = parse(with(llama(), &both)).unwrap();
-    assert_eq!(rope(&both), RopeConfig { theta: 7e5, scaling: RopeScaling::Linear { factor: 2.0 } });
+    assert_eq!(
+        rope(&both),
+        RopeConfig { scaling: RopeScaling::Linear { factor: 2.0 }, ..RopeConfig::plain(7e5) }
+    );
     let empty =
         parse(with(llama(), &json!({"rope_parameters": {"rope_theta": 7e5}, "rope_scaling": {}}))).unwrap();
-    assert_eq!(rope(&empty), RopeConfig { theta: 7e5, scaling: RopeScaling::None });
+    assert_eq!(rope(&empty), RopeConfig::plain(7e5));
 }
 
 proptest! {

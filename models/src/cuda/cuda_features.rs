@@ -14,6 +14,7 @@ use faser_kernels::cuda::{
 };
 
 use super::along::Samples;
+use super::cuda_model::ptr;
 use super::feature_buffers::FeatureWriter;
 use super::{CudaFeaturePages, CudaModel, CudaPasses};
 use crate::HeadSpec;
@@ -286,7 +287,7 @@ impl CudaPasses {
             return Ok(());
         };
         let (rows, sms, hidden) = (self.pass.rows, self.lane.sms(), model.config.hidden);
-        let embedding = layer.attention.norm_before.ptr();
+        let embedding = ptr(&layer.attention.norm_before);
         let stream = layer.stream_norm.as_ref().map_or(Ptr::NULL, DeviceBuffer::ptr);
         let beside = self.normed.at(hidden * element.bytes());
         let norm = |x, weight, out, out_stride: usize| RmsNormArgs {

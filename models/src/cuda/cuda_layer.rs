@@ -11,8 +11,8 @@ use super::cuda_model::{CudaBranch, ptr};
 use super::pass::Work;
 use super::staged::RowArrays;
 use super::{CudaModel, CudaPasses};
-use crate::LayerSpec;
 use crate::layer::MlpBranch;
+use crate::layer_spec::{LayerSpec, QkNorm};
 
 impl CudaPasses {
     /// Runs the pass through these layers.
@@ -45,17 +45,25 @@ impl CudaPasses {
         let (keys, values) = (self.keys.at(kv_at * element.bytes()), self.values.at(kv_at * element.bytes()));
         let stride = pass.table_stride;
 
-        // The bias of q, k and v is added where they are rotated.
+        // The bias of q, k and v is added where their heads are normalised and rotated, but before a norm of all heads.
+        let bias = ptr(&layer.attention.inputs_bias);
+        let whole = attention.qk_norm == Some(QkNorm::Whole);
+        let (first, second) = if whole { (bias, Ptr::NULL) } else { (Ptr::NULL, bias) };
         match attention.beside_embedding {
-            None => self.open(&layer.attention, Ptr::NULL, self.qkv.ptr(), q + 2 * kv, pass),
+            None => self.open(&layer.attention, first, self.qkv.ptr(), q + 2 * kv, pass),
             Some(kind) => self.open_beside(index, kind, self.qkv.ptr(), q + 2 * kv),
         }?;
+        let mut norms = [&layer.q_norm, &layer.k_norm].map(ptr);
+        if whole {
+            self.norm_whole(norms, [q, kv], pass)?;
+            norms = [Ptr::NULL; 2];
+        }
         let args = QkvArgs {
             qkv: self.qkv.ptr(),
-            bias: ptr(&layer.attention.inputs_bias),
-            q_norm: ptr(&layer.q_norm),
-            k_norm: ptr(&layer.k_norm),
-            cos_sin: model.ropes[index].ptr(),
+            bias: second,
+            q_norm: norms[0],
+            k_norm: norms[1],
+            cos_sin: model.ropes[index].as_ref().map_or(Ptr::NULL, |rope| rope.ptr()),
             positions: pass.positions,
             chunk_of: pass.chunk_of,
             tables: pass.tables,
@@ -121,7 +129,32 @@ impl CudaPasses {
         self.close(branch, self.activated.ptr(), inner)
     }
 
-    /// The residual stream, normalised, to so many `outputs` of a branch's projections. Rows of a text behind those of blocks are not normalised.
+    /// Queries and keys, so wide, each normalised over all heads, where they are.
+    fn norm_whole(
+        &mut self,
+        weights: [Ptr; 2],
+        [q, kv]: [usize; 2],
+        rows: RowArrays,
+    ) -> Result<(), CudaError> {
+        for (weight, first, cols) in [(weights[0], 0, q), (weights[1], q, kv)] {
+            let x = self.qkv.at(first * size_of::<f32>());
+            let (stride, eps) = ((q + 2 * kv) as u32, self.model.config.rms_eps);
+            let args = RmsNormArgs {
+                x,
+                weight,
+                out: x,
+                rows: rows.counts,
+                cols: cols as u32,
+                x_stride: stride,
+                out_stride: stride,
+                eps,
+            };
+            self.lane.launch(&args.launch(Element::F32, rows.bucket as u32, self.lane.sms()))?;
+        }
+        Ok(())
+    }
+
+    /// The residual stream, normalised if the branch begins so, to so many `outputs` of its projections. Rows of a text behind those of blocks are not normalised.
     fn open(
         &mut self,
         branch: &CudaBranch,
@@ -133,7 +166,7 @@ impl CudaPasses {
         let (through, hidden) = (rows.through(), self.model.config.hidden);
         if through.bucket > 0 {
             let counts = (through.counts, through.bucket as u32);
-            self.norm(self.x.ptr(), branch.norm_before.ptr(), self.normed.ptr(), counts)?;
+            self.norm(self.x.ptr(), ptr(&branch.norm_before), self.normed.ptr(), counts)?;
         }
         let (x, w, element) = (self.normed.ptr(), branch.inputs.ptr(), self.model.element);
         let product =
@@ -185,6 +218,7 @@ impl CudaPasses {
         self.norm(self.gathered.ptr(), self.model.parts.norm.ptr(), self.final_normed.ptr(), rows)
     }
 
+    /// Without a weight it is rounded to the element alone.
     fn norm(&mut self, x: Ptr, weight: Ptr, out: Ptr, rows: (Ptr, u32)) -> Result<(), CudaError> {
         let config = &self.model.config;
         let (cols, eps, sms) = (config.hidden as u32, config.rms_eps, self.lane.sms());

@@ -19,8 +19,8 @@ pub struct CudaModel {
     pub(super) element: Element,
     pub(super) gpu: Arc<Gpu>,
     pub(super) parts: CudaParts,
-    /// Of each layer.
-    pub(super) ropes: Vec<Arc<DeviceBuffer>>,
+    /// Of each layer that turns.
+    pub(super) ropes: Vec<Option<Arc<DeviceBuffer>>>,
     /// u32 for each token of the vocabulary: its place among those that a head proposes, if those are not all.
     pub(super) places: Option<DeviceBuffer>,
 }
@@ -164,7 +164,10 @@ impl CudaModel {
     pub fn weight_bytes(whole: &ModelConfig, shard: Shard, dtype: Dtype) -> Result<u64, ModelError> {
         CudaModel::has_kernels(whole)?;
         let weights = counted(whole, shard, &mut Shapes, Held::Rows(element(dtype)?.bytes()))?;
-        let ropes = (0..whole.layers.len()).filter(|layer| whole.turns_like(*layer).is_none()).count();
+        let has_own = |layer: &usize| {
+            whole.layers[*layer].attention.rope.is_some() && whole.turns_like(*layer).is_none()
+        };
+        let ropes = (0..whole.layers.len()).filter(has_own).count();
         Ok(weights + (ropes * whole.max_context * whole.head_dim * size_of::<f32>()) as u64)
     }
 

@@ -11,13 +11,19 @@ use crate::config::Keys;
 use crate::{ModelConfig, ModelError};
 
 /// Architectures, and the class of transformers' models that each is.
-const ARCHITECTURES: [(&str, &str); 5] = [
+const ARCHITECTURES: [(&str, &str); 9] = [
     ("llama", "LlamaForCausalLM"),
     ("qwen2", "Qwen2ForCausalLM"),
     ("qwen3", "Qwen3ForCausalLM"),
     ("qwen2moe", "Qwen2MoeForCausalLM"),
     ("qwen3moe", "Qwen3MoeForCausalLM"),
+    ("phi3", "Phi3ForCausalLM"),
+    ("olmo2", "Olmo2ForCausalLM"),
+    ("smollm3", "SmolLM3ForCausalLM"),
+    ("glm4", "Glm4ForCausalLM"),
 ];
+/// Those whose heads may turn in part.
+const PARTIAL: [&str; 2] = ["phi3", "glm4"];
 /// A Llama whose layers slide.
 const SLIDING_LLAMA: &str = "MistralForCausalLM";
 /// A Llama with experts.
@@ -47,7 +53,7 @@ const RENAMED: [(&str, &str); 8] =
 const LARGEST: u64 = u32::MAX as u64;
 
 /// Keys that would change what the model computes, each with the value that changes nothing.
-const NOT_DONE: [(&str, f64); 9] = [
+const NOT_DONE: [(&str, f64); 11] = [
     ("expert_weights_scale", 1.0),
     // 1 is the softmax.
     ("expert_gating_func", 1.0),
@@ -57,22 +63,31 @@ const NOT_DONE: [(&str, f64); 9] = [
     ("attn_logit_softcapping", 0.0),
     ("final_logit_softcapping", 0.0),
     ("logit_scale", 0.0),
-    ("rope.scaling.attn_factor", 1.0),
+    (ATTENTION_FACTOR, 1.0),
+    ("rope.scaling.yarn_ext_factor", 1.0),
+    ("rope.scaling.yarn_log_multiplier", 0.0),
 ];
+/// Read of LongRoPE alone.
+const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
 
 /// Further keys that are read, or that change nothing.
-const READ: [&str; 10] = [
+const READ: [&str; 13] = [
     "expert_weights_norm",
     "vocab_size",
     "tensor_data_layout",
     "attention.causal",
     "attention.value_length",
-    "rope.dimension_count",
+    TURNING,
     "rope.scale_linear",
     "rope.scaling.type",
     "rope.scaling.factor",
-    "rope.scaling.original_context_length",
+    ORIGINAL_CONTEXT,
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
 ];
+const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
+const TURNING: &str = "rope.dimension_count";
 
 /// Tokens that end a turn, whatever the file's ids say: as llama.cpp has them, if they are marks in the vocabulary.
 const ENDS: [&str; 8] = [
@@ -98,7 +113,7 @@ pub(crate) fn config(gguf: &Gguf<'_>) -> Result<ModelConfig, ModelError> {
     let metadata = &gguf.metadata;
     let (architecture, class) = architecture(metadata)?;
     let own = |key: &str| format!("{architecture}.{key}");
-    refuse_what_is_not_done(metadata, architecture)?;
+    refuse_what_is_not_done(gguf, architecture)?;
     let mut keys = Map::new();
     for (ours, theirs, needed) in SIZES {
         let theirs = own(theirs);
@@ -112,8 +127,8 @@ pub(crate) fn config(gguf: &Gguf<'_>) -> Result<ModelConfig, ModelError> {
     let window = metadata.size_of_layers(&own(WINDOW.1), LARGEST)?.filter(|window| *window > 0);
     let slides = architecture == "llama" && window.is_some();
     let has_experts = experts(metadata, architecture, &mut keys)?;
-    if window.is_some() && !slides {
-        let problem = "is set, and layers that slide are read of `llama` alone";
+    if window.is_some() && !slides && architecture != "phi3" {
+        let problem = "is set, and layers that slide are read of `llama` and `phi3` alone";
         return Err(metadata.error(&own(WINDOW.1), problem));
     }
     let class = match (architecture, has_experts, slides) {
@@ -146,9 +161,27 @@ pub(crate) fn config(gguf: &Gguf<'_>) -> Result<ModelConfig, ModelError> {
     if !slides && architecture == "llama" {
         keys.insert("mlp_bias".to_owned(), gguf.has("blk.0.ffn_up.bias").into());
     }
+    if architecture == "smollm3" {
+        keys.insert("mlp_bias".to_owned(), gguf.has("blk.0.ffn_up.bias").into());
+    }
+    if let Some(turning) = metadata.size(&own(TURNING), LARGEST)?.filter(|turning| *turning != head_dim) {
+        // In the middle, so that it is as many again.
+        let part = (turning as f64 + 0.5) / head_dim as f64;
+        keys.insert("partial_rotary_factor".to_owned(), json!(part));
+    } else if PARTIAL.contains(&architecture) {
+        keys.insert("partial_rotary_factor".to_owned(), json!(1.0));
+    }
+    // Of others it is beside the scaling, if that needs it.
+    if architecture == "phi3"
+        && let Some(original) =
+            metadata.size(&own(ORIGINAL_CONTEXT), LARGEST)?.filter(|original| *original > 0)
+    {
+        keys.insert("original_max_position_embeddings".to_owned(), original.into());
+    }
     let keys = Keys::of(metadata.path(), keys.into())?;
     let config = ModelConfig::from_keys(&keys, None).map_err(|error| renamed(error, architecture))?;
-    let notes = std::iter::once(described(gguf)).chain(not_read(metadata, architecture)).collect();
+    let of_file = std::iter::once(described(gguf)).chain(not_read(metadata, architecture));
+    let notes = of_file.chain(config.notes).collect();
     Ok(ModelConfig { notes, ..config })
 }
 
@@ -271,8 +304,10 @@ fn architecture<'a>(metadata: &Metadata<'a>) -> Result<(&'a str, &'static str), 
     }
 }
 
-fn refuse_what_is_not_done(metadata: &Metadata<'_>, architecture: &str) -> Result<(), ModelError> {
-    for (key, neutral) in NOT_DONE {
+fn refuse_what_is_not_done(gguf: &Gguf<'_>, architecture: &str) -> Result<(), ModelError> {
+    let metadata = &gguf.metadata;
+    let is_read = |key: &str| key == ATTENTION_FACTOR && gguf.has(rope_factors::LONG);
+    for (key, neutral) in NOT_DONE.into_iter().filter(|(key, _)| !is_read(key)) {
         let key = format!("{architecture}.{key}");
         let said = match key.ends_with("expert_gating_func") {
             true => metadata.size(&key, LARGEST)?.map(|count| count as f64),
@@ -289,7 +324,7 @@ fn refuse_what_is_not_done(metadata: &Metadata<'_>, architecture: &str) -> Resul
     }
 }
 
-/// Width of a head: all of it turns, and values are as wide as keys.
+/// Width of a head: values are as wide as keys, and all of it turns in most architectures.
 fn head_dim(
     metadata: &Metadata<'_>,
     architecture: &str,
@@ -300,7 +335,9 @@ fn head_dim(
     let (hidden, heads) = (of("hidden_size"), of("num_attention_heads").filter(|heads| *heads > 0));
     let usual = hidden.zip(heads).map(|(hidden, heads)| hidden / heads).unwrap_or_default();
     let width = metadata.size(&own(HEAD_DIM.1), LARGEST)?.unwrap_or(usual);
-    for key in ["attention.value_length", "rope.dimension_count"] {
+    let partial = PARTIAL.contains(&architecture);
+    let turning = (!partial).then_some(TURNING);
+    for key in ["attention.value_length"].into_iter().chain(turning) {
         let key = own(key);
         if let Some(other) = metadata.size(&key, LARGEST)?.filter(|other| *other != width) {
             let problem = format!("is {other}, and heads are {width} wide: both must be the same");

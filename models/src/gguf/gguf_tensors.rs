@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use faser_kernels::{PairedRows, Slice, Source};
+use faser_kernels::{HeadRows, Slice, Source};
 
 use super::header::shown;
 use super::rope_factors::FACTORS;
@@ -17,6 +17,7 @@ pub(crate) struct GgufTensors<'a> {
     gguf: &'a Gguf<'a>,
     sources: HashMap<&'a str, Source<'a>>,
     asked: RefCell<HashSet<&'a str>>,
+    architecture: Architecture,
     /// Rows of a head, where those of q and k are stored in another order.
     paired: Option<usize>,
 }
@@ -28,15 +29,15 @@ impl<'a> GgufTensors<'a> {
         let sources = gguf.tensors.iter().map(|(name, tensor)| (*name, tensor.source())).collect();
         let paired = matches!(
             config.architecture,
-            Architecture::Llama | Architecture::Mistral | Architecture::Mixtral
+            Architecture::Llama | Architecture::Mistral | Architecture::Mixtral | Architecture::SmolLm3
         );
         let paired = paired.then_some(config.head_dim);
-        GgufTensors { gguf, sources, asked: RefCell::default(), paired }
+        GgufTensors { gguf, sources, asked: RefCell::default(), architecture: config.architecture, paired }
     }
 
     /// A tensor, and which part of it, where it is a stack of the experts' matrices.
     fn stored(&self, name: &str) -> Option<(&'a str, &'a Stored<'a>, Option<usize>)> {
-        let (theirs, expert) = in_gguf(name)?;
+        let (theirs, expert) = in_gguf(name, self.architecture)?;
         let (name, tensor) = self.gguf.tensors.get_key_value(theirs.as_str())?;
         Some((name, tensor, expert))
     }
@@ -44,13 +45,13 @@ impl<'a> GgufTensors<'a> {
 
 impl Tensors for GgufTensors<'_> {
     fn total_bytes(&self) -> u64 {
-        let read = self.gguf.tensors.iter().filter(|(name, _)| **name != FACTORS);
+        let read = self.gguf.tensors.iter().filter(|(name, _)| !FACTORS.contains(*name));
         read.map(|(_, tensor)| tensor.data.len() as u64).sum()
     }
 
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
         let missing = || {
-            let own = in_gguf(name).map_or_else(|| name.to_owned(), |(own, _)| own);
+            let own = in_gguf(name, self.architecture).map_or_else(|| name.to_owned(), |(own, _)| own);
             let problem = format!("there is no tensor `{own}`, which the metadata ask for ({reason})");
             ModelError::format(self.gguf.metadata.path(), &problem)
         };
@@ -80,14 +81,18 @@ impl Tensors for GgufTensors<'_> {
         }
         let is_turned = [".q_proj.", ".k_proj."].iter().any(|part| name.contains(part));
         Ok(match self.paired.filter(|_| is_turned) {
-            Some(head) => Source::Reordered(source, PairedRows::new(shape[1..].iter().product(), head)),
+            Some(head) => {
+                let cols = shape[1..].iter().product();
+                Source::Reordered(source, HeadRows { cols, head, rotated: head, neighbours: true })
+            }
             None => *source,
         })
     }
 
     fn finish(&self, _tied: bool) -> Result<(), ModelError> {
         let asked = self.asked.borrow();
-        let left = self.gguf.tensors.iter().filter(|(name, _)| **name != FACTORS && !asked.contains(*name));
+        let left =
+            self.gguf.tensors.iter().filter(|(name, _)| !FACTORS.contains(*name) && !asked.contains(*name));
         let Some((name, tensor)) = left.min_by_key(|(name, _)| **name) else { return Ok(()) };
         let problem =
             format!("tensor `{}` has no place in the model that the metadata describe", shown(name));

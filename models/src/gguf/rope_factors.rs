@@ -1,4 +1,4 @@
-//! The scaling of rotary frequencies: a key of the metadata says of a linear one, a tensor of Llama 3's.
+//! The scaling of rotary frequencies: keys of the metadata say of a linear one and of YaRN, tensors of Llama 3's and of LongRoPE.
 //!
 //! llama.cpp's converter writes no keys of the latter but `rope_freqs.weight`, what each frequency is divided by. It follows from four
 //! numbers, of which all published models share two; they are found again here, so that such a model computes what its checkpoint does.
@@ -10,8 +10,13 @@ use serde_json::{Value, json};
 use super::Gguf;
 use crate::ModelError;
 
-/// The tensor, of half as many numbers as a head is wide.
-pub(super) const FACTORS: &str = "rope_freqs.weight";
+/// The tensors, each with a number for each frequency.
+pub(super) const FACTORS: [&str; 3] = [OF_LLAMA3, SHORT, LONG];
+/// That of Llama 3.
+const OF_LLAMA3: &str = "rope_freqs.weight";
+/// Those of LongRoPE.
+const SHORT: &str = "rope_factors_short.weight";
+pub(super) const LONG: &str = "rope_factors_long.weight";
 /// `low_freq_factor` of all models that were published.
 const LOW: f64 = 1.0;
 /// `high_freq_factor` of the same.
@@ -34,25 +39,40 @@ pub(super) fn scaling(
     let metadata = &gguf.metadata;
     let own = |key: &str| format!("{architecture}.rope.{key}");
     let kind = own("scaling.type");
+    let needed = |key: &str| {
+        let key = own(key);
+        metadata.number(&key)?.ok_or_else(|| metadata.missing(&key))
+    };
     let linear = match metadata.text(&kind)? {
-        None | Some("none") => None,
-        Some("linear") => {
-            let factor = own("scaling.factor");
-            Some(metadata.number(&factor)?.ok_or_else(|| metadata.missing(&factor))?)
+        None | Some("none") if !gguf.has(LONG) => None,
+        None | Some("none" | "longrope") => return long(gguf, architecture),
+        Some("linear") => Some(needed("scaling.factor")?),
+        Some("yarn") => {
+            let optional = |key: &str| metadata.number(&own(key));
+            let original = own("scaling.original_context_length");
+            let positions = metadata.size(&original, u32::MAX.into())?;
+            // The converter writes what the checkpoint says, and nothing of what it does not say.
+            return Ok(json!({
+                "rope_type": "yarn", "factor": needed("scaling.factor")?,
+                "original_max_position_embeddings": positions.ok_or_else(|| metadata.missing(&original))?,
+                "attention_factor": optional("scaling.yarn_attn_factor")?,
+                "beta_fast": optional("scaling.yarn_beta_fast")?, "beta_slow": optional("scaling.yarn_beta_slow")?,
+            }));
         }
         Some(other) => {
-            let problem =
-                format!("is {other:?}, which is not read: none and linear are, and Llama 3's {FACTORS}");
+            let problem = format!(
+                "is {other:?}, which is not read: none, linear, yarn and longrope are, and Llama 3's {OF_LLAMA3}"
+            );
             return Err(metadata.error(&kind, problem));
         }
     };
     let older = own("scale_linear");
     let linear = linear.or(metadata.number(&older)?.filter(|factor| *factor != 1.0));
-    let Some(tensor) = gguf.tensors.get(FACTORS) else {
+    let Some(tensor) = gguf.tensors.get(OF_LLAMA3) else {
         let linear = linear.map(|factor| json!({"rope_type": "linear", "factor": factor}));
         return Ok(linear.unwrap_or(Value::Null));
     };
-    let refused = |problem: &str| ModelError::format(tensor.path, &format!("tensor `{FACTORS}` {problem}"));
+    let refused = |problem: &str| ModelError::format(tensor.path, &format!("tensor `{OF_LLAMA3}` {problem}"));
     if linear.is_some() {
         return Err(refused("stands beside a linear scaling, which is not read"));
     }
@@ -72,6 +92,23 @@ pub(super) fn scaling(
             "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
             "original_max_position_embeddings": original,
         })
+    }))
+}
+
+/// LongRoPE: both lists are tensors.
+fn long(gguf: &Gguf<'_>, architecture: &str) -> Result<Value, ModelError> {
+    let metadata = &gguf.metadata;
+    let list = |name: &str| -> Result<Value, ModelError> {
+        let missing = || ModelError::format(metadata.path(), &format!("there is no tensor `{name}`"));
+        let tensor = gguf.tensors.get(name).ok_or_else(missing)?;
+        let source = tensor.source();
+        let mut factors = vec![0.0; source.len()];
+        source.read_f32(0, &mut factors);
+        Ok(json!(factors))
+    };
+    Ok(json!({
+        "rope_type": "longrope", "short_factor": list(SHORT)?, "long_factor": list(LONG)?,
+        "attention_factor": metadata.number(&format!("{architecture}.rope.scaling.attn_factor"))?,
     }))
 }
 

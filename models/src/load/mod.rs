@@ -9,7 +9,7 @@ mod weight_source;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use faser_kernels::{Blocks, Dtype, Make, Matrix, Slice, Source, Table, Vector};
+use faser_kernels::{Blocks, Dtype, HeadRows, Make, Matrix, Slice, Source, Table, Vector};
 
 use self::cut::Cut;
 pub(crate) use self::tensors::{EMBEDDING, HEAD, ROUTER, Tensors};
@@ -18,7 +18,7 @@ pub use self::weight_source::WeightSource;
 use crate::experts::{ExpertsBranch, GatedMlp};
 use crate::features::Fusion;
 use crate::layer::{Branch, Layer, MlpBranch};
-use crate::layer_spec::{BranchWeights, ExpertsWeights, GatedWeights, MlpWeights, Split};
+use crate::layer_spec::{BranchWeights, ExpertsWeights, GatedWeights, MlpWeights, QkNorm, Split};
 use crate::markov::{Markov, Surety};
 use crate::model::{HeadParts, Parts};
 use crate::{
@@ -175,7 +175,7 @@ impl<P: Packer> Loader<'_, P> {
             }
         };
         let layers = self.layers()?;
-        let norm = self.norm("model.norm", hidden, "hidden_size")?;
+        let norm = self.norm_as("model.norm", hidden, "hidden_size", self.config.logit_scale, None)?;
         Ok(Parts { embedding, layers, norm: Arc::new(norm), head, of_head: None })
     }
 
@@ -208,7 +208,7 @@ impl<P: Packer> Loader<'_, P> {
             })?),
             (true, Some(proposed)) => {
                 let name = HEAD.trim_end_matches(".weight").to_owned();
-                let whole = Projection { name, shape: [proposed, hidden], cut: Cut::Whole };
+                let whole = Projection::whole(name, [proposed, hidden]);
                 Arc::new(self.matrix(&[whole], "draft_vocab_size, hidden_size")?)
             }
             (false, None) => borrowed()?.head.clone(),
@@ -231,7 +231,7 @@ impl<P: Packer> Loader<'_, P> {
                 each.collect::<Result<_, _>>()?
             }
         };
-        let fc = Projection { name: "fc".to_owned(), shape: [hidden, width], cut: Cut::Whole };
+        let fc = Projection::whole("fc".to_owned(), [hidden, width]);
         let matrix =
             self.matrix(&[fc], "hidden_size, target_hidden_size, eagle_aux_hidden_state_layer_ids")?;
         let mask_features = match spec.kind {
@@ -266,7 +266,7 @@ impl<P: Packer> Loader<'_, P> {
             (self.packer.table(rank, with_rows(&stored, &padded, vocab, rank))?, stored.bytes())
         };
         self.tell(bytes);
-        let whole = |part: &str, shape| Projection { name: name(part), shape, cut: Cut::Whole };
+        let whole = |part: &str, shape| Projection::whole(name(part), shape);
         let bias = match proposed {
             Some(proposed) => {
                 self.matrix(&[whole("markov_w2", [proposed, rank])], "draft_vocab_size, markov_rank")?
@@ -397,6 +397,9 @@ impl<P: Packer> Loader<'_, P> {
             let all = with_rows(&stored, &padded, vocab, hidden);
             let own = Cut::rows(Split::Tokens, self.shard, self.config).source(&all, [vocab, hidden]);
             finite(self.packer, name, if vocab == stored_vocab { &own } else { &stored })?;
+            if self.packer.reads() {
+                self.tensors.look(name)?;
+            }
             (pack(self.packer, own)?, stored.bytes())
         };
         self.tell(bytes);
@@ -410,24 +413,30 @@ impl<P: Packer> Loader<'_, P> {
             Some(head) => head.layer_place(index),
         };
         let spec = &config.layers[index];
-        let head_norm = |loader: &mut Self, part| {
-            let there = spec.attention.qk_norm;
+        let attention = &spec.attention;
+        let heads = attention.rope.as_ref().and_then(|rope| rope.reordered(config.head_dim));
+        let qk_norm = |loader: &mut Self, part, all: usize| {
             let name = format!("{place}.self_attn.{part}");
-            there.then(|| loader.norm(&name, config.head_dim, "architectures, head_dim")).transpose()
+            let width = match attention.qk_norm {
+                None => return Ok(None),
+                Some(QkNorm::Heads) => config.head_dim,
+                Some(QkNorm::Whole) => all,
+            };
+            loader.norm_as(&name, width, "architectures, head_dim", 1.0, heads).map(Some)
         };
         Ok(Layer {
-            attention: self.branch(&place, &spec.attention_weights())?,
-            q_norm: head_norm(self, "q_norm")?,
-            k_norm: head_norm(self, "k_norm")?,
-            sinks: spec.attention.sinks.then(|| self.sinks(&place)).transpose()?,
-            stream_norm: match spec.attention.beside_embedding {
+            attention: self.branch(&place, &spec.attention_weights(), heads)?,
+            q_norm: qk_norm(self, "q_norm", config.q_width())?,
+            k_norm: qk_norm(self, "k_norm", config.kv_width())?,
+            sinks: attention.sinks.then(|| self.sinks(&place)).transpose()?,
+            stream_norm: match attention.beside_embedding {
                 Some(kind) => {
                     Some(self.norm(&format!("{place}.{}", kind.norm), config.hidden, "hidden_size")?)
                 }
                 None => None,
             },
             mlp: match spec.mlp_weights() {
-                MlpWeights::Dense(mlp) => MlpBranch::Dense(self.branch(&place, &mlp)?),
+                MlpWeights::Dense(mlp) => MlpBranch::Dense(self.branch(&place, &mlp, None)?),
                 MlpWeights::Experts(mlp) => MlpBranch::Experts(self.experts(&place, &mlp)?),
             },
         })
@@ -439,13 +448,11 @@ impl<P: Packer> Loader<'_, P> {
         weights: &ExpertsWeights,
     ) -> Result<ExpertsBranch<P::Matrix, P::Vector>, ModelError> {
         let hidden = self.config.hidden;
-        let norm = format!("{place}.{}", weights.norms.before);
-        let router = weights.router.iter().map(|(name, outputs)| Projection {
-            name: format!("{place}.{name}"),
-            shape: [*outputs, hidden],
-            cut: Cut::Whole,
-        });
-        let router: Vec<Projection> = router.collect();
+        let norm = format!("{place}.{}", weights.norms.before.expect("experts have a norm before them"));
+        let whole = |(name, outputs): &(&str, usize)| {
+            Projection::whole(format!("{place}.{name}"), [*outputs, hidden])
+        };
+        let router: Vec<Projection> = weights.router.iter().map(whole).collect();
         Ok(ExpertsBranch {
             norm_before: self.norm(&norm, hidden, "num_hidden_layers, hidden_size")?,
             router: self.matrix(&router, "num_experts, hidden_size")?,
@@ -467,9 +474,8 @@ impl<P: Packer> Loader<'_, P> {
     fn inputs(&self, place: &str, parts: &[(String, Split)], inputs: usize) -> Vec<Projection> {
         let (config, shard) = (self.config, self.shard);
         let part = |(name, split): &(String, Split)| Projection {
-            name: format!("{place}.{name}"),
-            shape: [split.width(config), inputs],
             cut: Cut::rows(*split, shard, config),
+            ..Projection::whole(format!("{place}.{name}"), [split.width(config), inputs])
         };
         parts.iter().map(part).collect()
     }
@@ -477,28 +483,39 @@ impl<P: Packer> Loader<'_, P> {
     /// The projection back from these inputs.
     fn output(&self, place: &str, (name, split): &(String, Split)) -> [Projection; 1] {
         [Projection {
-            name: format!("{place}.{name}"),
-            shape: [self.config.hidden, split.width(self.config)],
             cut: Cut::columns(*split, self.shard, self.config),
+            ..Projection::whole(format!("{place}.{name}"), [self.config.hidden, split.width(self.config)])
         }]
     }
 
+    /// `heads`: in what order the rows of its q and k are packed, if it is another one than that of the checkpoint.
     fn branch(
         &mut self,
         place: &str,
         branch: &BranchWeights,
+        heads: Option<HeadRows>,
     ) -> Result<Branch<P::Matrix, P::Vector>, ModelError> {
         let hidden = self.config.hidden;
         let norm = |loader: &mut Self, name: &str| {
             loader.norm(&format!("{place}.{name}"), hidden, "num_hidden_layers, hidden_size")
         };
-        let inputs = self.inputs(place, &branch.inputs, branch.input_streams * hidden);
+        let mut inputs = self.inputs(place, &branch.inputs, branch.input_streams * hidden);
+        let all: usize = inputs.iter().map(|part| part.shape[0]).sum();
+        let mut first = 0;
+        for (part, (name, _)) in inputs.iter_mut().zip(&branch.inputs) {
+            part.heads = heads.filter(|_| TURNED.contains(&name.as_str()));
+            if let Some(fused) = branch.fused {
+                part.name = format!("{place}.{fused}");
+                part.within = Some(Within { first, all });
+            }
+            first += part.shape[0];
+        }
         let output = self.output(place, &branch.output);
         let bias = |loader: &mut Self, there: bool, of: &[Projection]| {
             if there { loader.bias(of, branch.bias_keys) } else { Ok(None) }
         };
         Ok(Branch {
-            norm_before: norm(self, branch.norms.before)?,
+            norm_before: branch.norms.before.map(|name| norm(self, name)).transpose()?,
             inputs: self.matrix(&inputs, branch.keys)?,
             inputs_bias: bias(self, branch.inputs_bias, &inputs)?,
             output: self.matrix(&output, branch.keys)?,
@@ -509,45 +526,85 @@ impl<P: Packer> Loader<'_, P> {
 
     /// Several projections of the same input, fused along their outputs.
     fn matrix(&mut self, parts: &[Projection], reason: &str) -> Result<P::Matrix, ModelError> {
-        let names: Vec<String> = parts.iter().map(|part| format!("{}.weight", part.name)).collect();
-        let sources =
-            parts.iter().zip(&names).map(|(part, name)| self.tensors.tensor(name, &part.shape, reason));
-        let sources = sources.collect::<Result<Vec<Source<'_>>, _>>()?;
-        let bytes = sources.iter().map(Source::bytes).sum();
-        let own = own(self.packer, parts, &names, &sources, |part| part.shape)?;
         let inputs = parts.first().map_or(0, |part| part.cut.inputs(part.shape[1]).len());
-        let matrix = self.packer.matrix(names.first().map_or("", String::as_str), inputs, &own)?;
-        self.tell(bytes);
-        Ok(matrix)
+        self.packed(parts, "weight", reason, |packer, name, own| packer.matrix(name, inputs, own))
     }
 
     /// Their biases. What is summed over the ranks has its bias once.
     fn bias(&mut self, parts: &[Projection], reason: &str) -> Result<Option<P::Vector>, ModelError> {
-        let names: Vec<String> = parts.iter().map(|part| format!("{}.bias", part.name)).collect();
-        let sources =
-            parts.iter().zip(&names).map(|(part, name)| self.tensors.tensor(name, &part.shape[..1], reason));
-        let sources = sources.collect::<Result<Vec<Source<'_>>, _>>()?;
-        let bytes = sources.iter().map(Source::bytes).sum();
-        let own = own(self.packer, parts, &names, &sources, |part| [part.shape[0], 1])?;
         let here = self.shard.is_first() || !parts.iter().any(|part| part.cut.is_summed());
-        let bias = here.then(|| self.packer.vector(&own)).transpose()?;
+        self.packed(parts, "bias", reason, |packer, _, own| here.then(|| packer.vector(own)).transpose())
+    }
+
+    /// Packs what the shard has of the weights or the biases of some projections.
+    fn packed<T>(
+        &mut self,
+        parts: &[Projection],
+        kind: &str,
+        reason: &str,
+        pack: impl FnOnce(&mut P, &str, &[Source<'_>]) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        let is_bias = kind == "bias";
+        let cols = |part: &Projection| if is_bias { 1 } else { part.shape[1] };
+        let names: Vec<String> = parts.iter().map(|part| format!("{}.{kind}", part.name)).collect();
+        let stored = parts.iter().zip(&names).map(|(part, name)| {
+            let shape = [part.within.map_or(part.shape[0], |within| within.all), part.shape[1]];
+            self.tensors.tensor(name, if is_bias { &shape[..1] } else { &shape }, reason)
+        });
+        let stored = stored.collect::<Result<Vec<Source<'_>>, _>>()?;
+        let whole = parts.iter().zip(&stored).map(|(part, stored)| match part.within {
+            None => *stored,
+            Some(Within { first, .. }) => {
+                let rows = first..first + part.shape[0];
+                Source::Part(stored, Slice::new(cols(part), rows, 0..cols(part)))
+            }
+        });
+        let whole: Vec<Source<'_>> = whole.collect();
+        let bytes = whole.iter().map(Source::bytes).sum();
+        // What the shard has is all that is looked at.
+        let own =
+            parts.iter().zip(&whole).map(|(part, whole)| part.cut.source(whole, [part.shape[0], cols(part)]));
+        let own: Vec<Source<'_>> = own.collect();
+        names.iter().zip(&own).try_for_each(|(name, source)| finite(self.packer, name, source))?;
+        if self.packer.reads() {
+            names.iter().try_for_each(|name| self.tensors.look(name))?;
+        }
+        let ordered = parts.iter().zip(&own).map(|(part, own)| match part.heads {
+            None => *own,
+            Some(heads) => Source::Reordered(own, HeadRows { cols: cols(part), ..heads }),
+        });
+        let ordered: Vec<Source<'_>> = ordered.collect();
+        let packed = pack(self.packer, names.first().map_or("", String::as_str), &ordered)?;
         self.tell(bytes);
-        Ok(bias)
+        Ok(packed)
     }
 
     /// The norm of this name.
     fn norm(&mut self, name: &str, width: usize, reason: &str) -> Result<P::Vector, ModelError> {
+        self.norm_as(name, width, reason, 1.0, None)
+    }
+
+    /// The same, multiplied by a factor; `heads`: of heads whose elements are in another order than in the checkpoint.
+    fn norm_as(
+        &mut self,
+        name: &str,
+        width: usize,
+        reason: &str,
+        factor: f32,
+        heads: Option<HeadRows>,
+    ) -> Result<P::Vector, ModelError> {
         let (name, offset) = (format!("{name}.weight"), self.config.norm_offset);
-        let source = self.tensors.tensor(&name, &[width], reason)?;
-        finite(self.packer, &name, &source)?;
-        let bytes = source.bytes();
-        let with_offset = move |from: usize, to: &mut [f32]| {
+        let stored = self.tensors.tensor(&name, &[width], reason)?;
+        finite(self.packer, &name, &stored)?;
+        let bytes = stored.bytes();
+        let source = heads.map_or(stored, |heads| Source::Reordered(&stored, heads));
+        let changed = move |from: usize, to: &mut [f32]| {
             source.read_f32(from, to);
-            to.iter_mut().for_each(|x| *x += offset);
+            to.iter_mut().for_each(|x| *x = (*x + offset) * factor);
         };
-        let norm = match offset {
-            0.0 => self.packer.vector(&[source])?,
-            _ => self.packer.vector(&[Source::Made(width, &with_offset)])?,
+        let norm = match (offset, factor) {
+            (0.0, 1.0) => self.packer.vector(&[source])?,
+            _ => self.packer.vector(&[Source::Made(width, &changed)])?,
         };
         self.tell(bytes);
         Ok(norm)
@@ -570,25 +627,34 @@ impl<P: Packer> Loader<'_, P> {
     }
 }
 
-/// A projection `[outputs, inputs]` of a layer: its name less `.weight`, and what of it a shard has.
+/// The projections whose outputs are rotated.
+const TURNED: [&str; 2] = ["self_attn.q_proj", "self_attn.k_proj"];
+
+/// A projection `[outputs, inputs]` of a layer.
 struct Projection {
+    /// That of its tensors less `.weight`.
     name: String,
     shape: [usize; 2],
+    /// Where it is a part of its tensors.
+    within: Option<Within>,
+    /// What of it a shard has.
     cut: Cut,
+    /// In what order its outputs are packed, if it is another one than theirs.
+    heads: Option<HeadRows>,
 }
 
-/// What a shard has of each source, which is all that is looked at; `shape` is a source's rows and columns.
-fn own<'a, P: Packer>(
-    packer: &P,
-    parts: &[Projection],
-    names: &[String],
-    sources: &'a [Source<'a>],
-    shape: impl Fn(&Projection) -> [usize; 2],
-) -> Result<Vec<Source<'a>>, ModelError> {
-    let cut = parts.iter().zip(sources).map(|(part, source)| part.cut.source(source, shape(part)));
-    let own: Vec<Source<'a>> = cut.collect();
-    names.iter().zip(&own).try_for_each(|(name, source)| finite(packer, name, source))?;
-    Ok(own)
+/// Which of `all` rows of a tensor.
+#[derive(Clone, Copy)]
+struct Within {
+    first: usize,
+    all: usize,
+}
+
+impl Projection {
+    /// All of a tensor, as it is, on every rank.
+    fn whole(name: String, shape: [usize; 2]) -> Projection {
+        Projection { name, shape, within: None, cut: Cut::Whole, heads: None }
+    }
 }
 
 /// The numbers of a source, and zeros behind them.

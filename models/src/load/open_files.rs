@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::tensors::Tensors;
-use crate::checkpoint::{Checkpoint, Files};
+use crate::checkpoint::{Checkpoint, Dequantised, Files};
 use crate::gguf::{Gguf, GgufTensors, Parts, is_gguf};
 use crate::{ModelConfig, ModelError};
 
@@ -18,5 +18,10 @@ pub(super) fn open_files<T>(
         let gguf = Gguf::read(&parts)?;
         return load(&mut GgufTensors::new(&gguf, config));
     }
-    load(&mut Checkpoint::new(&Files::map(path)?)?)
+    let files = Files::map(path)?;
+    let mut checkpoint = Checkpoint::new(&files)?;
+    match config.quantised {
+        None => load(&mut checkpoint),
+        Some(quantisation) => load(&mut Dequantised::new(&checkpoint, quantisation)?),
+    }
 }

@@ -33,6 +33,14 @@ pub(crate) trait Tensors {
     /// from.
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError>;
 
+    /// Looks at what the numbers of a tensor are made of, where they are made: [`Source::first_not_finite`] does not.
+    ///
+    /// # Errors
+    /// [`ModelError::NotFinite`].
+    fn look(&self, _name: &str) -> Result<(), ModelError> {
+        Ok(())
+    }
+
     /// A tensor of so many whole numbers.
     fn integers(&self, _name: &str, count: usize, _reason: &str) -> Result<Vec<i64>, ModelError> {
         Ok(vec![0; count])

@@ -21,7 +21,7 @@ const BLOCKS: usize = LENGTH / BLOCK_SIZE;
 pub(super) struct Calibration {
     lane: Lane,
     /// The same in all layers.
-    rope: RopeTable,
+    rope: Option<RopeTable>,
     /// Of one layer: no layer is run twice.
     kv: KvCache,
     scratch: Scratch,
@@ -50,10 +50,11 @@ impl Calibration {
             KvShape { layers: 1, blocks: SEQUENCES * BLOCKS, block_size: BLOCK_SIZE, kv_heads, head_dim };
         Ok(Calibration {
             lane: Lane::new(&Partition { cores: (0..cores).collect() }, Isa::auto()?)?,
-            rope: rope_table(
-                &ModelConfig { max_context: length, ..config.clone() },
-                config.layers[0].attention.rope,
-            )?,
+            rope: {
+                let config = ModelConfig { max_context: length, ..config.clone() };
+                let rope = config.layers[0].attention.rope.as_ref();
+                rope.map(|rope| rope_table(&config, rope)).transpose()?
+            },
             kv: KvCache::new(shape, dtype.beside())?,
             scratch,
             positions: (0..SEQUENCES).flat_map(|_| 0..length as u32).collect(),
@@ -70,7 +71,15 @@ impl Calibration {
     pub(super) fn attention_gain(&mut self, config: &ModelConfig, spec: &LayerSpec, layer: &Layer) -> f32 {
         let tables: Vec<&[BlockId]> = self.tables.iter().map(Vec::as_slice).collect();
         let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables: &tables };
-        let at = At { config, spec, shard: Shard::WHOLE, rope: &self.rope, lane: &self.lane, index: 0, rows };
+        let at = At {
+            config,
+            spec,
+            shard: Shard::WHOLE,
+            rope: self.rope.as_ref(),
+            lane: &self.lane,
+            index: 0,
+            rows,
+        };
         layer.attend(&at, &mut self.kv, &mut self.scratch);
         let Scratch { attended, normed, x, .. } = &mut self.scratch;
         add_scaled(&self.lane, attended.view(self.positions.len()), &layer.attention.output, normed, x)
@@ -79,7 +88,8 @@ impl Calibration {
     /// By what the MLP's must be scaled; adds the scaled branch to the batch.
     pub(super) fn mlp_gain(&mut self, config: &ModelConfig, spec: &LayerSpec, layer: &Layer) -> f32 {
         let rows = Rows { positions: &self.positions, table_of: &self.table_of, tables: &[] };
-        let at = At { config, spec, shard: Shard::WHOLE, rope: &self.rope, lane: &self.lane, index: 0, rows };
+        let rope = self.rope.as_ref();
+        let at = At { config, spec, shard: Shard::WHOLE, rope, lane: &self.lane, index: 0, rows };
         let n = self.positions.len();
         match &layer.mlp {
             MlpBranch::Dense(mlp) => {

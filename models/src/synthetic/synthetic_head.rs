@@ -8,7 +8,9 @@ use super::normal::Normal;
 use crate::cuda::CudaModel;
 use crate::layer_spec::BesideEmbedding;
 use crate::load::{CpuPacker, Held, Tensors, counted, load};
-use crate::{FuseNorm, HeadKind, HeadLayout, HeadSpec, LayerSpec, Model, ModelConfig, ModelError, Shard};
+use crate::{
+    FuseNorm, HeadKind, HeadLayout, HeadSpec, LayerSpec, Model, ModelConfig, ModelError, RopeConfig, Shard,
+};
 
 /// A head of EAGLE-3's kind for this target, a whole Llama: one layer, the streams that enter these layers, and as many tokens to propose, the
 /// first ones.
@@ -74,7 +76,8 @@ fn made(
     seed: u64,
 ) -> Result<(ModelConfig, Random), ModelError> {
     assert!(streams.iter().all(|stream| *stream <= target.layers.len()) && proposed <= target.vocab);
-    let mut layer = LayerSpec::llama(target.head_dim, target.layers[0].attention.rope);
+    let mut layer = LayerSpec::llama(target.head_dim, RopeConfig::plain(10_000.0));
+    layer.attention.rope.clone_from(&target.layers[0].attention.rope);
     layer.attention.first = 1;
     if !matches!(kind, HeadKind::Block(_)) {
         layer.attention.beside_embedding =

@@ -1,7 +1,5 @@
 //! The shape of a synthetic pair, and its presets.
 
-use faser_kernels::RopeScaling;
-
 use crate::{Architecture, Experts, LayerSpec, Mlp, ModelConfig, ModelError, RopeConfig};
 
 /// The shape of a synthetic pair. Everything that is made of it depends on these values alone.
@@ -85,7 +83,7 @@ impl SyntheticSpec {
 
     /// The configuration of a model of this pair with the given number of layers.
     pub(crate) fn config(&self, layers: usize) -> ModelConfig {
-        let rope = RopeConfig { theta: 10_000.0, scaling: RopeScaling::None };
+        let rope = RopeConfig::plain(10_000.0);
         let mut layer = LayerSpec::llama(self.hidden / self.heads, rope);
         if self.experts > 0 {
             layer.mlp.kind = Mlp::Experts(Experts {
@@ -112,11 +110,14 @@ impl SyntheticSpec {
             tie_embeddings: false,
             embedding_scale: 1.0,
             norm_offset: 0.0,
+            residual_multiplier: 1.0,
+            logit_scale: 1.0,
             logit_soft_cap: None,
             bos: None,
             eos: Vec::new(),
             mask_token: self.mask_token,
             head: None,
+            quantised: None,
             notes: Vec::new(),
         }
     }

@@ -50,7 +50,7 @@ struct Rule {
     begins: bool,
 }
 
-const RULES: [Rule; 6] = [
+const RULES: [Rule; 8] = [
     Rule {
         names: &["llama-bpe", "llama3", "llama-v3"],
         words: &[LLAMA3_WORDS],
@@ -58,6 +58,22 @@ const RULES: [Rule; 6] = [
         ignores_merges: true,
         normalises: false,
         begins: true,
+    },
+    Rule {
+        names: &["dbrx", "smaug-bpe", "chatglm-bpe"],
+        words: &[LLAMA3_WORDS],
+        as_gpt2: false,
+        ignores_merges: false,
+        normalises: false,
+        begins: false,
+    },
+    Rule {
+        names: &["glm4"],
+        words: &[LLAMA3_WORDS],
+        as_gpt2: false,
+        ignores_merges: true,
+        normalises: false,
+        begins: false,
     },
     Rule {
         names: &["qwen2", "deepseek-r1-qwen"],

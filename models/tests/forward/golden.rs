@@ -58,6 +58,26 @@ fn chunks_and_single_tokens_give_the_same_bits_as_one_prefill() {
     }
 }
 
+/// LongRoPE's factors are chosen by the context that is served: transformers chooses by the text.
+#[test]
+fn a_context_within_the_original_one_has_the_short_factors() {
+    let case = "phi3-longrope";
+    let tensors =
+        candle_core::safetensors::load(golden(case).join("expected.safetensors"), &Device::Cpu).unwrap();
+    let short: Vec<Vec<f32>> = tensors["short_logits"].to_vec2().unwrap();
+    let (tokens, long) = expected(case);
+    let mut config = f32(case).config().clone();
+    config.limit_context(short.len());
+    let layers = config.layers.len();
+    let source = WeightSource::Folder(golden(case), Box::new(config));
+    let model = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
+    let found = in_chunks(&model, Isa::detect(), &tokens[..short.len()], 5);
+    let most = Distance::of_rounding(Dtype::F32, layers);
+    let distance = Distance::between(&found, &short);
+    assert!(distance.is_within(most), "{distance} beyond {most}");
+    assert!(!Distance::between(&found, &long[..short.len()]).is_within(most), "factors make no difference");
+}
+
 #[test]
 fn only_wanted_rows_get_logits_and_in_the_order_asked() {
     let model = f32("qwen2-tied");

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use faser_kernels::ops::Activation;
-use faser_kernels::{Dtype, Isa, RopeScaling};
+use faser_kernels::{Dtype, Isa};
 use faser_models::rounding::Distance;
 use faser_models::{
-    AttentionSpec, Experts, LayerSpec, Mlp, MlpSpec, Model, ModelConfig, Norms, RopeConfig, Shard,
+    AttentionSpec, Experts, LayerSpec, Mlp, MlpSpec, Model, ModelConfig, Norms, QkNorm, RopeConfig, Shard,
     WeightSource,
 };
 
@@ -49,7 +49,7 @@ pub(crate) fn config(random: &mut Random) -> ModelConfig {
     let heads = kv_heads * random.one_of(&[1, 2, 3]);
     let head_dim = random.one_of(&[4, 10, 16, 32]);
     let norm_offset = random.one_of(&[0.0, 1.0]);
-    let layers = (0..1 + random.below(3)).map(|_| layer(random)).collect();
+    let layers = (0..1 + random.below(3)).map(|_| layer(random, head_dim)).collect();
     let vocab = 30 + random.below(60);
     ModelConfig {
         hidden: 8 + 4 * random.below(12),
@@ -64,30 +64,44 @@ pub(crate) fn config(random: &mut Random) -> ModelConfig {
         tie_embeddings: random.chance(),
         embedding_scale: random.one_of(&[1.0, 3.5]),
         norm_offset,
+        logit_scale: random.one_of(&[1.0, 0.3]),
         logit_soft_cap: random.one_of(&[None, Some(4.0)]),
         ..llama.expect("a shape").0
     }
 }
 
-fn layer(random: &mut Random) -> LayerSpec {
+fn layer(random: &mut Random, head_dim: usize) -> LayerSpec {
     let activation = random.one_of(&Activation::ALL);
+    let rope = RopeConfig {
+        partial: random.one_of(&[None, Some(2.max(head_dim / 4 * 2))]),
+        neighbours: random.chance(),
+        ..RopeConfig::plain(random.one_of(&[500.0, 10_000.0]))
+    };
     LayerSpec {
         attention: AttentionSpec {
-            norms: Norms { before: "norm_a", after: random.one_of(&[None, Some("norm_b")]) },
+            norms: Norms {
+                before: random.one_of(&[None, Some("norm_a")]),
+                after: random.one_of(&[None, Some("norm_b")]),
+            },
             qkv_bias: random.chance(),
             o_bias: random.chance(),
-            qk_norm: random.chance(),
+            fused: random.one_of(&[None, Some("self_attn.qkv_proj")]),
+            qk_norm: random.one_of(&[None, Some(QkNorm::Heads), Some(QkNorm::Whole)]),
             window: random.one_of(&[None, Some(1), Some(5), Some(17)]),
             scale: random.one_of(&[0.2, 0.5]),
             soft_cap: random.one_of(&[None, Some(1.5)]),
             sinks: random.chance(),
             first: 0,
             beside_embedding: None,
-            rope: RopeConfig { theta: random.one_of(&[500.0, 10_000.0]), scaling: RopeScaling::None },
+            rope: (random.below(4) > 0).then_some(rope),
         },
         mlp: MlpSpec {
-            norms: Norms { before: "norm_c", after: random.one_of(&[None, Some("norm_d")]) },
+            norms: Norms {
+                before: random.one_of(&[None, Some("norm_c")]),
+                after: random.one_of(&[None, Some("norm_d")]),
+            },
             kind: random.one_of(&[Mlp::Gated(activation), Mlp::Plain(activation)]),
+            fused: random.one_of(&[None, Some("mlp.fused_proj")]),
             bias: random.chance(),
         },
     }
@@ -106,8 +120,9 @@ fn with_experts(random: &mut Random, mut config: ModelConfig) -> ModelConfig {
     };
     for (index, layer) in config.layers.iter_mut().enumerate() {
         if index == 0 || random.chance() {
-            let norms = Norms { before: layer.mlp.norms.before, after: None };
-            layer.mlp = MlpSpec { norms, kind: Mlp::Experts(experts), bias: false };
+            let before = layer.mlp.norms.before.or(Some("experts_layernorm"));
+            let norms = Norms { before, after: None };
+            layer.mlp = MlpSpec { norms, kind: Mlp::Experts(experts), fused: None, bias: false };
         }
     }
     config
@@ -139,7 +154,7 @@ impl Checkpoint {
         add("model.norm.weight".into(), &[hidden]);
         for (index, LayerSpec { attention, mlp }) in config.layers.iter().enumerate() {
             let mut add = |part: &str, shape: &[usize]| add(format!("model.layers.{index}.{part}"), shape);
-            let norms = [attention.norms, mlp.norms].map(|norms| [Some(norms.before), norms.after]);
+            let norms = [attention.norms, mlp.norms].map(|norms| [norms.before, norms.after]);
             norms.into_iter().flatten().flatten().for_each(|norm| add(&format!("{norm}.weight"), &[hidden]));
             let mut linear = |part: &str, outputs: usize, inputs: usize, bias: bool| {
                 add(&format!("{part}.weight"), &[outputs, inputs]);
@@ -147,15 +162,27 @@ impl Checkpoint {
                     add(&format!("{part}.bias"), &[outputs]);
                 }
             };
-            linear("self_attn.q_proj", q, hidden, attention.qkv_bias);
-            linear("self_attn.k_proj", kv, hidden, attention.qkv_bias);
-            linear("self_attn.v_proj", kv, hidden, attention.qkv_bias);
+            match attention.fused {
+                Some(fused) => linear(fused, q + 2 * kv, hidden, attention.qkv_bias),
+                None => {
+                    linear("self_attn.q_proj", q, hidden, attention.qkv_bias);
+                    linear("self_attn.k_proj", kv, hidden, attention.qkv_bias);
+                    linear("self_attn.v_proj", kv, hidden, attention.qkv_bias);
+                }
+            }
             linear("self_attn.o_proj", hidden, q, attention.o_bias);
+            if let Some(fused) = mlp.fused {
+                let parts = if matches!(mlp.kind, Mlp::Gated(_)) { 2 } else { 1 };
+                linear(fused, parts * intermediate, hidden, mlp.bias);
+            }
+            let apart = mlp.fused.is_none();
             let mut gated = |place: &str, width: usize, gate: bool, bias: bool| {
-                if gate {
+                if gate && apart {
                     linear(&format!("{place}.gate_proj"), width, hidden, bias);
                 }
-                linear(&format!("{place}.up_proj"), width, hidden, bias);
+                if apart {
+                    linear(&format!("{place}.up_proj"), width, hidden, bias);
+                }
                 linear(&format!("{place}.down_proj"), hidden, width, bias);
             };
             match mlp.kind {
@@ -173,10 +200,13 @@ impl Checkpoint {
             if attention.sinks {
                 add("self_attn.sinks", &[heads]);
             }
-            if attention.qk_norm {
-                add("self_attn.q_norm.weight", &[head_dim]);
-                add("self_attn.k_norm.weight", &[head_dim]);
-            }
+            let [q_norm, k_norm] = match attention.qk_norm {
+                None => continue,
+                Some(QkNorm::Heads) => [head_dim; 2],
+                Some(QkNorm::Whole) => [q, kv],
+            };
+            add("self_attn.q_norm.weight", &[q_norm]);
+            add("self_attn.k_norm.weight", &[k_norm]);
         }
         let folder = std::env::temp_dir().join(format!("faser-oracle-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
@@ -214,13 +244,16 @@ impl Oracle<'_> {
         let mut x = (embedding.index_select(&ids, 0)? * f64::from(self.config.embedding_scale))?;
         for (index, LayerSpec { attention, mlp }) in self.config.layers.iter().enumerate() {
             let place = format!("model.layers.{index}");
-            let branch = self.attend(&place, attention, &self.norm(&x, &format!("{place}.norm_a"))?)?;
+            let normed = |x: &Tensor, name: Option<&str>| {
+                name.map_or(Ok(x.clone()), |name| self.norm(x, &format!("{place}.{name}")))
+            };
+            let branch = self.attend(&place, attention, &normed(&x, attention.norms.before)?)?;
             x = (x + self.normed_behind(&branch, &place, attention.norms)?)?;
-            let branch = self.activate(&place, mlp, &self.norm(&x, &format!("{place}.norm_c"))?)?;
+            let branch = self.activate(&place, mlp, &normed(&x, mlp.norms.before)?)?;
             x = (x + self.normed_behind(&branch, &place, mlp.norms)?)?;
         }
         let head = if self.config.tie_embeddings { embedding } else { &self.tensors["lm_head.weight"] };
-        let logits = self.norm(&x, "model.norm")?.matmul(&head.t()?)?;
+        let logits = (self.norm(&x, "model.norm")?.matmul(&head.t()?)? * f64::from(self.config.logit_scale))?;
         capped(logits, self.config.logit_soft_cap)?.to_vec2()
     }
 
@@ -245,18 +278,34 @@ impl Oracle<'_> {
     fn attend(&self, place: &str, spec: &AttentionSpec, x: &Tensor) -> Result<Tensor> {
         let ModelConfig { heads, kv_heads, head_dim, .. } = *self.config;
         let n = x.dim(0)?;
-        let by_heads = |name: &str, count: usize, norm: Option<&str>, turned: bool| -> Result<Tensor> {
-            let y = self.linear(x, place, name)?.reshape((n, count, head_dim))?;
-            let y = norm.map_or(Ok(y.clone()), |norm| self.norm(&y, &format!("{place}.{norm}")))?;
+        let (q_width, kv_width) = (heads * head_dim, kv_heads * head_dim);
+        let all = spec.fused.map(|fused| self.linear(x, place, fused)).transpose()?;
+        let by_heads = |part: &str, count: usize, first: usize| -> Result<Tensor> {
+            let mut y = match &all {
+                Some(all) => all.narrow(1, first, count * head_dim)?.contiguous()?,
+                None => self.linear(x, place, &format!("self_attn.{part}_proj"))?,
+            };
+            let norm = format!("{place}.self_attn.{part}_norm");
+            let turned = part != "v";
+            if turned && spec.qk_norm == Some(QkNorm::Whole) {
+                y = self.norm(&y, &norm)?;
+            }
+            y = y.reshape((n, count, head_dim))?;
+            if turned && spec.qk_norm == Some(QkNorm::Heads) {
+                y = self.norm(&y, &norm)?;
+            }
             let y = y.transpose(0, 1)?.contiguous()?;
-            let y = if turned { turned_by(&y, spec.rope.theta)? } else { y };
+            let y = match spec.rope.as_ref().filter(|_| turned) {
+                Some(rope) => turned_by(&y, rope)?,
+                None => y,
+            };
             // Query heads share key heads in groups that stand together.
             let group = heads / count;
             y.unsqueeze(1)?.expand((count, group, n, head_dim))?.contiguous()?.reshape((heads, n, head_dim))
         };
-        let q = by_heads("self_attn.q_proj", heads, spec.qk_norm.then_some("self_attn.q_norm"), true)?;
-        let k = by_heads("self_attn.k_proj", kv_heads, spec.qk_norm.then_some("self_attn.k_norm"), true)?;
-        let v = by_heads("self_attn.v_proj", kv_heads, None, false)?;
+        let q = by_heads("q", heads, 0)?;
+        let k = by_heads("k", kv_heads, q_width)?;
+        let v = by_heads("v", kv_heads, q_width + kv_width)?;
         let scores = (q.matmul(&k.transpose(1, 2)?.contiguous()?)? * f64::from(spec.scale))?;
         let sees = |row: usize, other: usize| other <= row && row - other < spec.window.unwrap_or(n);
         let mask = (0..n * n).map(|at| if sees(at / n, at % n) { 0.0 } else { f64::NEG_INFINITY });
@@ -273,20 +322,22 @@ impl Oracle<'_> {
     }
 
     fn activate(&self, place: &str, spec: &MlpSpec, x: &Tensor) -> Result<Tensor> {
-        match spec.kind {
-            Mlp::Experts(experts) => self.mix(place, experts, x),
-            Mlp::Gated(activation) => self.gated(&format!("{place}.mlp"), activation, true, x),
-            Mlp::Plain(activation) => self.gated(&format!("{place}.mlp"), activation, false, x),
-        }
+        let (activation, gate) = match spec.kind {
+            Mlp::Experts(experts) => return self.mix(place, experts, x),
+            Mlp::Gated(activation) => (activation, true),
+            Mlp::Plain(activation) => (activation, false),
+        };
+        let Some(fused) = spec.fused else { return self.gated(&format!("{place}.mlp"), activation, gate, x) };
+        let (all, width) = (self.linear(x, place, fused)?, self.config.intermediate);
+        let inner = match gate {
+            true => (activated(activation, &all.narrow(1, 0, width)?)? * all.narrow(1, width, width)?)?,
+            false => activated(activation, &all)?,
+        };
+        self.linear(&inner, place, "mlp.down_proj")
     }
 
     fn gated(&self, place: &str, activation: Activation, gate: bool, x: &Tensor) -> Result<Tensor> {
-        let of = |x: Tensor| match activation {
-            Activation::Silu => x.silu(),
-            Activation::GeluTanh => x.gelu(),
-            Activation::Gelu => x.gelu_erf(),
-            Activation::ReluSquared => x.relu()?.sqr(),
-        };
+        let of = |x: Tensor| activated(activation, &x);
         let up = self.linear(x, place, "up_proj")?;
         let inner = if gate { (of(self.linear(x, place, "gate_proj")?)? * up)? } else { of(up)? };
         self.linear(&inner, place, "down_proj")
@@ -317,17 +368,39 @@ impl Oracle<'_> {
     }
 }
 
-/// Rotated by their positions: `[heads, n, head_dim]`, halves of a head are pairs.
-fn turned_by(x: &Tensor, theta: f32) -> Result<Tensor> {
-    let (_, n, dim) = x.dims3()?;
+fn activated(activation: Activation, x: &Tensor) -> Result<Tensor> {
+    match activation {
+        Activation::Silu => x.silu(),
+        Activation::GeluTanh => x.gelu(),
+        Activation::Gelu => x.gelu_erf(),
+        Activation::ReluSquared => x.relu()?.sqr(),
+    }
+}
+
+/// Rotated by their positions: `[heads, n, head_dim]`; halves of what turns are pairs, or neighbours are.
+fn turned_by(x: &Tensor, rope: &RopeConfig) -> Result<Tensor> {
+    let (heads, n, all) = x.dims3()?;
+    let dim = rope.partial.unwrap_or(all);
     let half = dim / 2;
-    let angle = |at: usize| (at / half) as f64 / f64::from(theta).powf((at % half) as f64 / half as f64);
+    let angle = |at: usize| (at / half) as f64 / f64::from(rope.theta).powf((at % half) as f64 / half as f64);
     let angles = Tensor::from_iter((0..n * half).map(angle), &Device::Cpu)?.reshape((n, half))?;
     let (cos, sin) = (angles.cos()?, angles.sin()?);
-    let (a, b) = (x.narrow(2, 0, half)?, x.narrow(2, half, half)?);
+    let (turning, rest) = (x.narrow(2, 0, dim)?.contiguous()?, x.narrow(2, dim, all - dim)?);
+    let (a, b) = match rope.neighbours {
+        true => {
+            let pairs = turning.reshape((heads, n, half, 2))?;
+            let of = |place| pairs.narrow(3, place, 1)?.contiguous()?.reshape((heads, n, half));
+            (of(0)?, of(1)?)
+        }
+        false => (turning.narrow(2, 0, half)?, turning.narrow(2, half, half)?),
+    };
     let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
     let second = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
-    Tensor::cat(&[first, second], 2)
+    let turned = match rope.neighbours {
+        true => Tensor::stack(&[first, second], 3)?.reshape((heads, n, dim))?,
+        false => Tensor::cat(&[first, second], 2)?,
+    };
+    Tensor::cat(&[turned, rest.contiguous()?], 2)
 }
 
 fn capped(x: Tensor, cap: Option<f32>) -> Result<Tensor> {

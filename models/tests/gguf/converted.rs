@@ -74,16 +74,29 @@ pub(crate) fn folder(dir: &Path, format: GgmlDType) -> Writer {
     }
     let heads = size("num_attention_heads");
     let head_dim = config["head_dim"].as_u64().map_or(size("hidden_size") / heads, |dim| dim as usize);
-    for key in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
+    for key in ["attention.key_length", "attention.value_length"] {
         writer.whole(&own(key), head_dim as u32);
     }
+    let part = config["rope_parameters"]["partial_rotary_factor"].as_f64().unwrap_or(1.0);
+    writer.whole(&own("rope.dimension_count"), (head_dim as f64 * part) as u32);
     let epsilon = config["rms_norm_eps"].as_f64().unwrap();
     writer.number(&own("attention.layer_norm_rms_epsilon"), epsilon as f32);
     let rope = if config["rope_parameters"].is_object() { &config["rope_parameters"] } else { &config };
     let theta = rope["rope_theta"].as_f64().unwrap_or(10_000.0);
     writer.number(&own("rope.freq_base"), theta as f32);
-    if let Some(window) = config["sliding_window"].as_u64().filter(|_| architecture == "llama") {
-        writer.whole(&own("attention.sliding_window"), window as u32);
+    let window = config["sliding_window"].as_u64();
+    match architecture {
+        "phi3" => {
+            writer.whole(&own("attention.sliding_window"), window.unwrap_or(0) as u32);
+            let original = config["original_max_position_embeddings"].as_u64().unwrap();
+            writer.whole(&own("rope.scaling.original_context_length"), original as u32);
+        }
+        "llama" => {
+            window.iter().for_each(|window| {
+                writer.whole(&own("attention.sliding_window"), *window as u32);
+            });
+        }
+        _ => {}
     }
     for key in ["bos", "eos"] {
         if let Some(id) = config[format!("{key}_token_id")].as_u64() {
@@ -95,6 +108,31 @@ pub(crate) fn folder(dir: &Path, format: GgmlDType) -> Writer {
         Some("linear") => {
             writer.text(&own("rope.scaling.type"), "linear");
             writer.number(&own("rope.scaling.factor"), scaling["factor"].as_f64().unwrap() as f32);
+        }
+        Some("yarn") => {
+            writer.text(&own("rope.scaling.type"), "yarn");
+            for (theirs, ours) in
+                [("factor", "factor"), ("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")]
+            {
+                if let Some(number) = scaling[ours].as_f64() {
+                    writer.number(&own(&format!("rope.scaling.{theirs}")), number as f32);
+                }
+            }
+            let original = scaling["original_max_position_embeddings"].as_u64().unwrap();
+            writer.whole(&own("rope.scaling.original_context_length"), original as u32);
+        }
+        Some("longrope") => {
+            writer.text(&own("rope.scaling.type"), "longrope");
+            let original = size("original_max_position_embeddings") as f64;
+            let grown = size("max_position_embeddings") as f64 / original;
+            let factor = (1.0 + grown.ln() / original.ln()).sqrt();
+            writer.number(&own("rope.scaling.attn_factor"), factor as f32);
+            for kind in ["long", "short"] {
+                let factors = scaling[format!("{kind}_factor")].as_array().unwrap();
+                let bytes = factors.iter().flat_map(|x| (x.as_f64().unwrap() as f32).to_le_bytes()).collect();
+                let name = format!("rope_factors_{kind}.weight");
+                writer.tensor(&name, &[factors.len()], crate::writer::F32, bytes);
+            }
         }
         Some("llama3") => {
             let factors = llama3_factors(scaling, theta as f32, head_dim);
@@ -113,7 +151,7 @@ pub(crate) fn folder(dir: &Path, format: GgmlDType) -> Writer {
     // Each expert's matrices by the name of their stack.
     let mut experts: HashMap<String, Vec<(usize, Tensor)>> = HashMap::new();
     for (name, tensor) in stored {
-        let name = theirs(&name);
+        let name = theirs(&name, architecture);
         let mut tensor = tensor.to_dtype(DType::F32).unwrap();
         if let Some((layer, rest)) = name.split_once("experts.") {
             let (expert, projection) = rest.split_once('.').unwrap();
@@ -127,7 +165,7 @@ pub(crate) fn folder(dir: &Path, format: GgmlDType) -> Writer {
             tensor = tensor.squeeze(0).unwrap();
         }
         let part = name.rsplit('.').nth(1).unwrap();
-        if let Some(heads) = turned.get(part).filter(|_| architecture == "llama") {
+        if let Some(heads) = turned.get(part).filter(|_| ["llama", "smollm3"].contains(&architecture)) {
             tensor = paired(&tensor, *heads);
         }
         add(&mut writer, &name, &tensor, format);
@@ -151,7 +189,8 @@ pub(crate) fn add(writer: &mut Writer, name: &str, tensor: &Tensor, format: Ggml
     writer.tensor(name, &shape, number(format), quantised.data().unwrap().to_vec());
 }
 
-fn theirs(ours: &str) -> String {
+fn theirs(ours: &str, architecture: &str) -> String {
+    let behind = if architecture == "olmo2" { "post_attention_norm" } else { "ffn_norm" };
     [
         ("model.layers.", "blk."),
         ("model.embed_tokens", "token_embd"),
@@ -163,7 +202,11 @@ fn theirs(ours: &str) -> String {
         ("self_attn.k_proj", "attn_k"),
         ("self_attn.v_proj", "attn_v"),
         ("self_attn.o_proj", "attn_output"),
-        ("post_attention_layernorm", "ffn_norm"),
+        ("self_attn.qkv_proj", "attn_qkv"),
+        ("post_attention_layernorm", behind),
+        ("post_self_attn_layernorm", "post_attention_norm"),
+        ("post_mlp_layernorm", "post_ffw_norm"),
+        ("post_feedforward_layernorm", "post_ffw_norm"),
         ("input_layernorm", "attn_norm"),
         ("block_sparse_moe.", "mlp."),
         (".w1.", ".gate_proj."),
@@ -176,6 +219,7 @@ fn theirs(ours: &str) -> String {
         ("mlp.gate.", "ffn_gate_inp."),
         ("mlp.gate_proj", "ffn_gate"),
         ("mlp.up_proj", "ffn_up"),
+        ("mlp.gate_up_proj", "ffn_up"),
         ("mlp.down_proj", "ffn_down"),
         ("mlp.experts.", "experts."),
     ]

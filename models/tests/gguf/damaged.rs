@@ -29,7 +29,7 @@ fn llama() -> Writer {
 /// A change of a file that is right, and what is said of it.
 type Damage = (&'static str, fn(&mut Writer));
 
-const DAMAGES: [Damage; 42] = [
+const DAMAGES: [Damage; 44] = [
     ("version 1 of GGUF", |w| w.version = 1),
     ("version 4 of GGUF", |w| w.version = 4),
     ("big-endian", |w| w.version = 3_u32.swap_bytes()),
@@ -61,7 +61,9 @@ const DAMAGES: [Damage; 42] = [
     }),
     ("`llama.rope.freq_base` is -1", |w| w.number("llama.rope.freq_base", -1.0)),
     ("`llama.rope.dimension_count` is 4, and heads are", |w| w.whole("llama.rope.dimension_count", 4)),
-    ("`llama.rope.scaling.type` is \"yarn\"", |w| w.text("llama.rope.scaling.type", "yarn")),
+    ("`llama.rope.scaling.type` is \"su\"", |w| w.text("llama.rope.scaling.type", "su")),
+    ("`llama.rope.scaling.factor` is missing", |w| w.text("llama.rope.scaling.type", "yarn")),
+    ("no tensor `rope_factors_short.weight`", |w| w.text("llama.rope.scaling.type", "longrope")),
     ("`llama.rope.scaling.factor` is missing", |w| w.text("llama.rope.scaling.type", "linear")),
     ("tensor `rope_freqs.weight` divides frequencies otherwise", |w| {
         let bytes = [1.0_f32, 1.5, 1.0, 1.0].iter().flat_map(|x| x.to_le_bytes()).collect();

@@ -131,6 +131,8 @@ fn every_rule_splits_as_its_name_says() {
     // Numbers tell the rules apart: the vocabulary has every byte, and no merges across digits but one.
     for (pre, pieces) in [
         ("llama-bpe", &["a", "123", "4", " b"][..]),
+        ("dbrx", &["a", "123", "4", " b"]),
+        ("glm4", &["a", "123", "4", " b"]),
         ("qwen2", &["a", "1", "2", "3", "4", " b"]),
         ("gpt-2", &["a", "1234", " b"]),
         ("smollm", &["a", "1", "2", "3", "4", " b"]),

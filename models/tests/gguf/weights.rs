@@ -10,7 +10,7 @@ use crate::session::{Session, golden};
 use crate::writer::{Folder, Writer};
 
 /// Checkpoints of the architectures that GGUF files are read of.
-const CASES: [&str; 10] = [
+const CASES: [&str; 18] = [
     "llama",
     "llama-gqa8-llama3-rope-tied",
     "llama-linear-rope-biases",
@@ -21,6 +21,14 @@ const CASES: [&str; 10] = [
     "mixtral",
     "qwen2-moe",
     "qwen3-moe",
+    "llama-yarn",
+    "phi3",
+    "phi3-longrope",
+    "olmo2",
+    "olmo2-biases",
+    "smollm3",
+    "glm4",
+    "glm4-no-biases",
 ];
 
 fn load(path: &std::path::Path, shard: Shard, dtype: Dtype) -> Result<Model, ModelError> {

@@ -14,7 +14,7 @@ from make_golden import CASES
 KEYS = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings",
         "rms_norm_eps", "bos_token_id", "eos_token_id", "tie_word_embeddings"]
 EXPERTS = ["num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step", "norm_topk_prob"]
-SWITCHES = ["attention_bias", "mlp_bias", "use_sliding_window"]
+SWITCHES = ["mlp_bias", "use_sliding_window"]
 
 
 def defaults(kind):
@@ -33,6 +33,11 @@ def defaults(kind):
     said["hidden_act"] = getattr(config, "hidden_activation", None) or config.hidden_act
     said["max_window_layers"] = getattr(config, "max_window_layers", 0)
     said["experts"] = {key: getattr(config, key, None) for key in EXPERTS} if hasattr(config, "num_experts") else None
+    said["partial_rotary_factor"] = config.rope_parameters.get("partial_rotary_factor")
+    said["original_max_position_embeddings"] = getattr(config, "original_max_position_embeddings", None)
+    said["attention_bias"] = getattr(config, "attention_bias", False)
+    ends = said["eos_token_id"]
+    said["eos_token_id"] = ends if isinstance(ends, list) else [] if ends is None else [ends]
     return said
 
 

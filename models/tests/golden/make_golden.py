@@ -25,6 +25,10 @@ HERE = pathlib.Path(__file__).parent
 PROMPT_LENGTH = 29
 VOCAB = 131  # not a multiple of any vector width
 
+YARN = dict(rope_type="yarn", rope_theta=5000.0, factor=4.0, original_max_position_embeddings=16)
+# One factor for each frequency of heads of 16, of which 12 turn.
+LONG = dict(short_factor=[1.0, 1.1, 1.25, 1.5, 1.75, 2.0], long_factor=[1.0, 1.5, 2.5, 4.0, 6.0, 9.0])
+
 LLAMA3 = dict(rope_type="llama3", rope_theta=5000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 
@@ -95,6 +99,42 @@ CASES = {
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, moe_intermediate_size=16,
         shared_expert_intermediate_size=16, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, qkv_bias=False, num_hidden_layers=4,
         use_sliding_window=True, sliding_window=5, max_window_layers=3, mlp_only_layers=[3]), "bfloat16", False, None),
+    "llama-yarn": ("Llama", dict(
+        hidden_size=32, num_attention_heads=2, num_key_value_heads=1, intermediate_size=40, rope_parameters=YARN), "bfloat16", True, None),
+    "qwen3-yarn-all-keys": ("Qwen3", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=40,
+        rope_parameters=dict(YARN, factor=2.5, beta_fast=2.0, beta_slow=0.5, truncate=False, mscale=1.5, mscale_all_dim=0.5)), "bfloat16", False, None),
+    "llama-dynamic": ("Llama", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40,
+        rope_parameters=dict(rope_type="dynamic", rope_theta=500.0, factor=3.0)), "bfloat16", True, None),
+    "phi3": ("Phi3", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, sliding_window=9), "bfloat16", True, None),
+    "phi3-longrope": ("Phi3", dict(
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, tie_word_embeddings=True, num_hidden_layers=2,
+        original_max_position_embeddings=16,
+        rope_parameters=dict(rope_type="longrope", rope_theta=1000.0, partial_rotary_factor=0.75, **LONG)), "bfloat16", False, None),
+    "olmo2": ("Olmo2", dict(
+        hidden_size=40, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48), "float32", False, None),
+    "olmo2-biases": ("Olmo2", dict(
+        hidden_size=32, num_attention_heads=2, num_key_value_heads=2, intermediate_size=40, attention_bias=True), "bfloat16", True, None),
+    "olmo3": ("Olmo3", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=4, intermediate_size=40, sliding_window=7, num_hidden_layers=4,
+        rope_parameters=dict(sliding_attention=dict(rope_type="default", rope_theta=700.0),
+                             full_attention=dict(YARN, attention_factor=1.3))), "bfloat16", False, None),
+    "smollm3": ("SmolLM3", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, tie_word_embeddings=True, num_hidden_layers=4),
+        "bfloat16", False, None),
+    "smollm3-sliding": ("SmolLM3", dict(
+        hidden_size=32, num_attention_heads=2, num_key_value_heads=1, intermediate_size=40, num_hidden_layers=3, no_rope_layers=[0, 1, 0],
+        use_sliding_window=True, sliding_window=5, attention_bias=True), "bfloat16", True, None),
+    "glm4": ("Glm4", dict(
+        hidden_size=40, num_attention_heads=4, num_key_value_heads=2, head_dim=12, intermediate_size=48), "float32", False, None),
+    "glm4-no-biases": ("Glm4", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=1, head_dim=16, intermediate_size=40, attention_bias=False,
+        rope_parameters=dict(rope_type="default", rope_theta=700.0, partial_rotary_factor=1.0)), "bfloat16", False, None),
+    "granite": ("Granite", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, attention_bias=True,
+        embedding_multiplier=6.0, residual_multiplier=0.22, attention_multiplier=0.2, logits_scaling=4.0, num_hidden_layers=3), "float32", False, None),
 }
 # Those that are saved as transformers 5 holds them.
 STACKED = ["qwen3-moe-stacked", "mixtral-sliding-stacked"]
@@ -201,7 +241,11 @@ def make_checkpoint(seed, name, family, options, dtype, old_keys, shard_bytes):
     tokens = prompt(model, generator)
     with torch.inference_mode():
         logits = model(tokens).logits[0]
-    save_file({"tokens": tokens[0].to(torch.int64), "logits": logits.contiguous()}, folder / "expected.safetensors")
+        expected = {"tokens": tokens[0].to(torch.int64), "logits": logits.contiguous()}
+        if (config.rope_parameters or {}).get("rope_type") == "longrope":
+            # A text of no more than the original context has other factors.
+            expected["short_logits"] = model(tokens[:, :config.original_max_position_embeddings]).logits[0].contiguous()
+    save_file(expected, folder / "expected.safetensors")
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"{name:32} {size:8} bytes, logits {logits.min():.2f} to {logits.max():.2f}, eager {model.config._attn_implementation}")
 

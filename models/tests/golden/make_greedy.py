@@ -14,7 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 HERE = pathlib.Path(__file__).parent
-CASES = ["llama", "llama-scaling-beside-parameters", "qwen2-tied-with-another-head", "mistral-sliding"]
+CASES = ["llama", "llama-scaling-beside-parameters", "qwen2-tied-with-another-head", "mistral-sliding", "phi3-longrope", "qwen3-yarn-all-keys", "olmo2",
+         "olmo3", "smollm3", "glm4", "granite"]
 READ = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"]
 SAID = [
     {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "eos_token_id": [1, 2]},
@@ -24,10 +25,19 @@ SAID = [
 ]
 
 
-def greedy(case):
+# Cases of a folder that is served with a shorter context.
+SHORTER = {"phi3-longrope-within-its-original-context": ("phi3-longrope", 16)}
+
+
+def greedy(case, context=None):
     model = transformers.AutoModelForCausalLM.from_pretrained(HERE / case, dtype=torch.float32, attn_implementation="eager").eval()
-    prompt = [1, 17, 40, 96, 5, 77, 12, 64]
-    out = model.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False, eos_token_id=None, pad_token_id=0)
+    prompt, most = [1, 17, 40, 96, 5, 77, 12, 64], 48
+    if context:
+        most = context - len(prompt)
+    elif case == "phi3-longrope":
+        # Longer than the original context, so that its factors are the long ones from the first token on.
+        prompt, most = prompt + [3 * token for token in prompt if token < 43] + prompt, 36
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=most, do_sample=False, eos_token_id=None, pad_token_id=0)
     return dict(prompt=prompt, output=out[0, len(prompt):].tolist())
 
 
@@ -46,7 +56,9 @@ def damaged():
 
 def main():
     damaged()
-    (HERE / "greedy.json").write_text(json.dumps({case: greedy(case) for case in CASES}, indent=1) + "\n")
+    texts = {case: greedy(case) for case in CASES}
+    texts |= {name: dict(folder=case, context=context, **greedy(case, context)) for name, (case, context) in SHORTER.items()}
+    (HERE / "greedy.json").write_text(json.dumps(texts, indent=1) + "\n")
     nothing = transformers.GenerationConfig()
     said = []
     for file in SAID:

@@ -323,14 +323,15 @@ struct Heads {
     head_dim: usize,
     bias: bool,
     norm: bool,
+    turned: bool,
 }
 
 pub(super) fn qkv_is_bias_norm_rotation_and_store(bench: &Bench<'_>) {
     let shapes = [
-        Heads { heads: 4, kv_heads: 2, head_dim: 64, bias: true, norm: true },
-        Heads { heads: 3, kv_heads: 3, head_dim: 36, bias: false, norm: true },
-        Heads { heads: 6, kv_heads: 1, head_dim: 128, bias: true, norm: false },
-        Heads { heads: 2, kv_heads: 1, head_dim: 256, bias: false, norm: false },
+        Heads { heads: 4, kv_heads: 2, head_dim: 64, bias: true, norm: true, turned: true },
+        Heads { heads: 3, kv_heads: 3, head_dim: 36, bias: false, norm: true, turned: false },
+        Heads { heads: 6, kv_heads: 1, head_dim: 128, bias: true, norm: false, turned: true },
+        Heads { heads: 2, kv_heads: 1, head_dim: 256, bias: false, norm: false, turned: true },
     ];
     each(bench, |element, order| {
         for (case, shape) in shapes.into_iter().enumerate() {
@@ -346,7 +347,13 @@ fn one_qkv(bench: &Bench<'_>, element: Element, order: i32, shape: Heads, seed: 
     let mut random = Random::new(seed);
     let (values, bias) = (random.numbers(rows * cols), random.numbers(cols));
     let norms = [random.numbers(head_dim), random.numbers(head_dim)];
-    let spec = RopeSpec { head_dim, theta: 10_000.0, scaling: RopeScaling::None, max_positions: 64 };
+    let spec = RopeSpec {
+        head_dim,
+        rotated: head_dim,
+        theta: 10_000.0,
+        scaling: RopeScaling::None,
+        max_positions: 64,
+    };
     let table = RopeTable::new(&spec).expect("memory");
     // Two sequences, blocks in any order; the positions are all different within each.
     let (positions, chunk_of) = ([14u32, 15, 16, 17, 33, 0, 1], [0u32, 0, 0, 0, 0, 1, 1]);
@@ -365,7 +372,9 @@ fn one_qkv(bench: &Bench<'_>, element: Element, order: i32, shape: Heads, seed: 
             rms_norm_heads(&cpu, expected.view_mut(rows).columns(columns), &weight, 1e-6);
         }
     }
-    rope(&cpu, expected.view_mut(rows).columns(0..q + kv), &positions, &table);
+    if shape.turned {
+        rope(&cpu, expected.view_mut(rows).columns(0..q + kv), &positions, &table);
+    }
 
     let cos_sin: Vec<f32> = (0..64).flat_map(|position| angles(&cpu, &table, position)).collect();
     let cache = vec![UNSET; QkvArgs::layer_elements(blocks, kv_heads, head_dim)];
@@ -376,7 +385,7 @@ fn one_qkv(bench: &Bench<'_>, element: Element, order: i32, shape: Heads, seed: 
         bias: if shape.bias { bench.lasting(&bias) } else { Ptr::NULL },
         q_norm: if shape.norm { bench.lasting(&norms[0]) } else { Ptr::NULL },
         k_norm: if shape.norm { bench.lasting(&norms[1]) } else { Ptr::NULL },
-        cos_sin: bench.lasting(&cos_sin),
+        cos_sin: if shape.turned { bench.lasting(&cos_sin) } else { Ptr::NULL },
         positions: bench.lasting(&positions),
         chunk_of: bench.lasting(&chunk_of),
         tables: tables.ptr(),

@@ -40,20 +40,20 @@ pub fn matmul(lane: &Lane, x: View<'_>, w: &Matrix, bias: Option<&Vector>, out: 
     run(lane, &job(x, None, w, bias, out, write), None);
 }
 
-/// [`rms_norm`](super::rms_norm), then [`matmul`], with the same bits: each worker normalises what it packs, so that nothing is
-/// written for others to read.
+/// [`rms_norm`](super::rms_norm), if there is one, then [`matmul`], with the same bits: each worker normalises what it packs, so that nothing
+/// is written for others to read.
 ///
 /// # Panics
 /// As [`matmul`]; if the norm is not as long as a row of `x`.
 pub fn matmul_normed(
     lane: &Lane,
     x: View<'_>,
-    norm: Norm<'_>,
+    norm: Option<Norm<'_>>,
     w: &Matrix,
     bias: Option<&Vector>,
     out: ViewMut<'_>,
 ) {
-    run(lane, &job(x, Some(norm), w, bias, out, Write::Replace), None);
+    run(lane, &job(x, norm, w, bias, out, Write::Replace), None);
 }
 
 /// [`matmul_normed`] to `projected`, then this [`activate`](super::activate), to `out`, with the same bits: a worker activates what it has
@@ -64,7 +64,7 @@ pub fn matmul_normed(
 pub fn matmul_activated(
     lane: &Lane,
     x: View<'_>,
-    norm: Norm<'_>,
+    norm: Option<Norm<'_>>,
     w: &Matrix,
     bias: Option<&Vector>,
     mut projected: ViewMut<'_>,
@@ -79,7 +79,7 @@ pub fn matmul_activated(
     }
     assert_eq!((out.rows(), outputs), (x.rows(), if gated { 2 * width } else { width }), "matmul: activated");
     let activated = Activated { activation, gated, out: out.share() };
-    run(lane, &job(x, Some(norm), w, bias, projected, Write::Replace), Some(activated));
+    run(lane, &job(x, norm, w, bias, projected, Write::Replace), Some(activated));
 }
 
 /// What becomes of the outputs of a matmul.

@@ -1,0 +1,495 @@
+//! The tensors of a checkpoint whose matrices are quantised, as the numbers that they stand for: widened to f32 where they are asked for, and
+//! nothing is held twice.
+//!
+//! ```text
+//! compressed-tensors  weight, weight_scale, weight_zero_point         [outputs, inputs], scales [rows, groups]
+//!                     weight_packed, weight_scale, weight_zero_point  words along the inputs; zero points along the outputs
+//! fp8                 weight, weight_scale_inv                        scales of blocks
+//! AWQ                 qweight, qzeros, scales                         [inputs, outputs / 8], scales [groups, outputs]
+//! GPTQ                qweight, qzeros, scales, g_idx                  [inputs / 8, outputs], scales [groups, outputs]
+//! ```
+
+use std::collections::HashMap;
+
+use faser_kernels::{Make, Source, Stored};
+
+use super::header::Placed;
+use super::{Checkpoint, Header};
+use crate::load::Tensors;
+use crate::{ModelError, WeightQuantisation};
+
+/// What stands behind a module's name in tensors that are read for it, or that say nothing of its weights.
+const PARTS: [&str; 13] = [
+    "weight",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_zero_point",
+    "weight_g_idx",
+    "weight_shape",
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+    // Of activations that others round.
+    "input_scale",
+    "output_scale",
+];
+/// Scales of keys and values that others round.
+const OF_KV: [&str; 2] = ["k_scale", "v_scale"];
+
+/// Places of the outputs that an AWQ word has, from its lowest bits on.
+const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+
+/// A checkpoint, and its matrices that are quantised.
+pub(crate) struct Dequantised<'a> {
+    checkpoint: &'a Checkpoint<'a>,
+    /// By their modules.
+    matrices: HashMap<String, Widened<'a>>,
+}
+
+/// A matrix, and what makes its numbers.
+struct Widened<'a> {
+    matrix: Quantised<'a>,
+    make: Box<Make<'a>>,
+}
+
+/// A quantised matrix `[outputs, inputs]`: each number is `(code - zero point) * scale`.
+#[derive(Clone, Copy)]
+struct Quantised<'a> {
+    shape: [usize; 2],
+    codes: Codes<'a>,
+    zeros: Zeros<'a>,
+    scales: Numbers<'a>,
+    /// The scales are `[groups, outputs]`, and not the other way round.
+    by_group: bool,
+    /// Outputs and inputs that have a scale in common, and how many such groups of inputs there are.
+    block: [usize; 2],
+    groups: usize,
+    /// The group of each input, if they are not in their order: i32.
+    order: Option<&'a [u8]>,
+}
+
+#[derive(Clone, Copy)]
+enum Codes<'a> {
+    Fp8(&'a [u8]),
+    Int8(&'a [u8]),
+    /// Along the inputs: `[outputs, words]`.
+    Packed(&'a [u8], usize),
+    /// Along the outputs: `[inputs, words]`, in AWQ's order.
+    Awq(&'a [u8]),
+    /// Along the inputs: `[words, outputs]`.
+    Gptq(&'a [u8], usize),
+}
+
+#[derive(Clone, Copy)]
+enum Zeros<'a> {
+    /// The same for all.
+    All(i32),
+    /// As many as scales.
+    Int8(&'a [u8]),
+    /// `[words, groups]`, of so many bits.
+    Packed(&'a [u8], usize),
+    /// `[groups, words]`, in AWQ's order.
+    Awq(&'a [u8]),
+    /// `[groups, words]`, of so many bits, less the last number.
+    Gptq(&'a [u8], usize, i32),
+}
+
+/// Floating-point numbers of a file.
+#[derive(Clone, Copy)]
+struct Numbers<'a> {
+    stored: Stored,
+    bytes: &'a [u8],
+}
+
+impl Numbers<'_> {
+    fn len(&self) -> usize {
+        self.bytes.len() / self.stored.bytes()
+    }
+
+    fn at(&self, place: usize) -> f32 {
+        let mut number = [0.0];
+        Source::File(self.stored, self.bytes).read_f32(place, &mut number);
+        number[0]
+    }
+}
+
+impl<'a> Dequantised<'a> {
+    /// Of a checkpoint that is quantised so, by its headers.
+    ///
+    /// # Errors
+    /// Tensors of a matrix are missing, or do not go together.
+    pub(crate) fn new(
+        checkpoint: &'a Checkpoint<'a>,
+        quantisation: WeightQuantisation,
+    ) -> Result<Dequantised<'a>, ModelError> {
+        let mut matrices = HashMap::new();
+        let codes = match quantisation {
+            WeightQuantisation::Bytes { .. } => "weight",
+            WeightQuantisation::Packed { .. } => "weight_packed",
+            WeightQuantisation::Awq { .. } | WeightQuantisation::Gptq { .. } => "qweight",
+        };
+        for (name, placed) in checkpoint.headers.iter().flat_map(Header::iter) {
+            let Some(module) = name.strip_suffix(codes).and_then(|name| name.strip_suffix('.')) else {
+                continue;
+            };
+            // What is ignored by the quantisation is as it is.
+            if codes == "weight" && !matches!(placed.dtype.as_str(), "F8_E4M3" | "I8") {
+                continue;
+            }
+            let matrix = Reader { checkpoint, module }.matrix(quantisation)?;
+            let make: Box<Make<'a>> = Box::new(move |from, to| matrix.write(from, to));
+            matrices.insert(module.to_owned(), Widened { matrix, make });
+        }
+        Ok(Dequantised { checkpoint, matrices })
+    }
+
+    fn matrix(&self, name: &str) -> Option<(&str, &Widened<'a>)> {
+        let module = name.strip_suffix(".weight")?;
+        self.matrices.get_key_value(module).map(|(module, matrix)| (module.as_str(), matrix))
+    }
+}
+
+impl Tensors for Dequantised<'_> {
+    fn total_bytes(&self) -> u64 {
+        let of_matrix = |name: &str| {
+            let (module, part) = name.rsplit_once('.').unwrap_or_default();
+            PARTS.contains(&part) && self.matrices.contains_key(module)
+        };
+        let plain = self.checkpoint.headers.iter().flat_map(Header::iter);
+        let plain = plain.filter(|(name, _)| !of_matrix(name)).map(|(_, placed)| placed.bytes.len() as u64);
+        let made = self.matrices.values().map(|widened| {
+            let [outputs, inputs] = widened.matrix.shape;
+            (outputs * inputs * size_of::<f32>()) as u64
+        });
+        plain.sum::<u64>() + made.sum::<u64>()
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
+        let Some((module, Widened { matrix, make })) = self.matrix(name) else {
+            return self.checkpoint.tensor(name, shape, reason);
+        };
+        PARTS.iter().for_each(|part| self.checkpoint.take(&format!("{module}.{part}")));
+        if matrix.shape != shape {
+            return Err(ModelError::Shape {
+                path: self.checkpoint.files.catalogue.clone(),
+                tensor: name.to_owned(),
+                found: matrix.shape.to_vec(),
+                expected: shape.to_vec(),
+                reason: reason.to_owned(),
+            });
+        }
+        Ok(Source::Made(matrix.shape.iter().product(), &**make))
+    }
+
+    fn integers(&self, name: &str, count: usize, reason: &str) -> Result<Vec<i64>, ModelError> {
+        self.checkpoint.integers(name, count, reason)
+    }
+
+    fn look(&self, name: &str) -> Result<(), ModelError> {
+        let Some((module, Widened { matrix, .. })) = self.matrix(name) else { return Ok(()) };
+        match matrix.first_not_finite() {
+            None => Ok(()),
+            Some((part, place, value)) => {
+                Err(ModelError::NotFinite { tensor: format!("{module}, {part}"), place, value })
+            }
+        }
+    }
+
+    fn finish(&self, tied: bool) -> Result<(), ModelError> {
+        for (name, _) in self.checkpoint.headers.iter().flat_map(Header::iter) {
+            if name.rsplit('.').next().is_some_and(|part| OF_KV.contains(&part)) {
+                self.checkpoint.take(name);
+            }
+        }
+        self.checkpoint.finish(tied)
+    }
+}
+
+/// Reads what a module has.
+struct Reader<'a> {
+    checkpoint: &'a Checkpoint<'a>,
+    module: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    fn matrix(&self, quantisation: WeightQuantisation) -> Result<Quantised<'a>, ModelError> {
+        match quantisation {
+            WeightQuantisation::Bytes { block, scales } => self.of_bytes(block, scales),
+            WeightQuantisation::Packed { bits, block } => self.packed(bits, block),
+            WeightQuantisation::Awq { group } => self.by_group(4, group, None),
+            WeightQuantisation::Gptq { bits, group, zero_offset } => {
+                self.by_group(bits, group, Some(zero_offset.into()))
+            }
+        }
+    }
+
+    fn of_bytes(&self, block: [usize; 2], scales: &str) -> Result<Quantised<'a>, ModelError> {
+        let (placed, bytes) = self.needed("weight")?;
+        let shape = self.two("weight", placed)?;
+        let codes = if placed.dtype == "I8" { Codes::Int8(bytes) } else { Codes::Fp8(bytes) };
+        let groups = groups(shape[1], block[1]);
+        let count = groups * self::groups(shape[0], block[0]);
+        let zeros = match self.optional("weight_zero_point") {
+            None => Zeros::All(0),
+            Some((placed, zeros)) => {
+                self.check("weight_zero_point", placed, "I8", count)?;
+                Zeros::Int8(zeros)
+            }
+        };
+        let scales = self.numbers(scales, count)?;
+        let order = self.order("weight_g_idx", shape[1], groups)?;
+        Ok(Quantised { shape, codes, zeros, scales, by_group: false, block, groups, order })
+    }
+
+    fn packed(&self, bits: usize, block: [usize; 2]) -> Result<Quantised<'a>, ModelError> {
+        let (placed, words) = self.needed("weight_packed")?;
+        let [outputs, packed] = self.two("weight_packed", placed)?;
+        // The last word may have room left.
+        let inputs = match self.integers("weight_shape")?.as_deref() {
+            Some([said, inputs]) if *said == outputs as i64 => usize::try_from(*inputs).unwrap_or_default(),
+            Some(other) => return Err(self.wrong("weight_shape", &format!("says {other:?}"))),
+            None => packed * 32 / bits,
+        };
+        if inputs.checked_mul(bits).is_none_or(|bits| bits.div_ceil(32) != packed) {
+            return Err(self.wrong("weight_packed", &format!("has {packed} words for {inputs} inputs")));
+        }
+        self.check("weight_packed", placed, "I32", outputs * packed)?;
+        let groups = groups(inputs, block[1]);
+        let rows = self::groups(outputs, block[0]);
+        let zeros = match self.optional("weight_zero_point") {
+            None => Zeros::All(1 << (bits - 1)),
+            Some((placed, zeros)) => {
+                self.check("weight_zero_point", placed, "I32", (rows * bits).div_ceil(32) * groups)?;
+                Zeros::Packed(zeros, bits)
+            }
+        };
+        let scales = self.numbers("weight_scale", groups * rows)?;
+        let order = self.order("weight_g_idx", inputs, groups)?;
+        let codes = Codes::Packed(words, bits);
+        Ok(Quantised {
+            shape: [outputs, inputs],
+            codes,
+            zeros,
+            scales,
+            by_group: false,
+            block,
+            groups,
+            order,
+        })
+    }
+
+    /// AWQ's, or with what zero points are stored less of, GPTQ's.
+    fn by_group(&self, bits: usize, group: usize, gptq: Option<i32>) -> Result<Quantised<'a>, ModelError> {
+        let each = 32 / bits;
+        let (placed, words) = self.needed("qweight")?;
+        let [rows, columns] = self.two("qweight", placed)?;
+        self.check("qweight", placed, "I32", rows * columns)?;
+        let shape @ [outputs, inputs] =
+            if gptq.is_some() { [columns, rows * each] } else { [columns * each, rows] };
+        let groups = groups(inputs, group);
+        let (placed, zeros) = self.needed("qzeros")?;
+        self.check("qzeros", placed, "I32", groups * outputs.div_ceil(each))?;
+        let (codes, zeros, order) = match gptq {
+            None => (Codes::Awq(words), Zeros::Awq(zeros), None),
+            Some(offset) => {
+                let order = self.order("g_idx", inputs, groups)?;
+                (Codes::Gptq(words, bits), Zeros::Gptq(zeros, bits, offset), order)
+            }
+        };
+        let scales = self.numbers("scales", groups * outputs)?;
+        Ok(Quantised { shape, codes, zeros, scales, by_group: true, block: [1, group], groups, order })
+    }
+
+    fn name(&self, part: &str) -> String {
+        format!("{}.{part}", self.module)
+    }
+
+    fn optional(&self, part: &str) -> Option<(&'a Placed, &'a [u8])> {
+        self.checkpoint.stored(&self.name(part))
+    }
+
+    fn needed(&self, part: &str) -> Result<(&'a Placed, &'a [u8]), ModelError> {
+        self.optional(part).ok_or_else(|| self.checkpoint.missing(&self.name(part), "quantization_config"))
+    }
+
+    fn wrong(&self, part: &str, problem: &str) -> ModelError {
+        let problem = format!("tensor `{}` {problem}: `quantization_config` says otherwise", self.name(part));
+        ModelError::format(&self.checkpoint.files.catalogue, &problem)
+    }
+
+    fn check(&self, part: &str, placed: &Placed, dtype: &str, count: usize) -> Result<(), ModelError> {
+        let found: usize = placed.shape.iter().product();
+        if placed.dtype == dtype && found == count {
+            return Ok(());
+        }
+        let found = format!("has {found} numbers of {}, and {count} of {dtype} are expected", placed.dtype);
+        Err(self.wrong(part, &found))
+    }
+
+    fn two(&self, part: &str, placed: &Placed) -> Result<[usize; 2], ModelError> {
+        match placed.shape[..] {
+            [rows, columns] if rows > 0 && columns > 0 => Ok([rows, columns]),
+            _ => Err(self.wrong(part, &format!("has shape {:?}, and is no matrix", placed.shape))),
+        }
+    }
+
+    fn numbers(&self, part: &str, count: usize) -> Result<Numbers<'a>, ModelError> {
+        let (placed, bytes) = self.needed(part)?;
+        let (stored, dtype) = match placed.dtype.as_str() {
+            "F16" => (Stored::F16, "F16"),
+            "BF16" => (Stored::Bf16, "BF16"),
+            _ => (Stored::F32, "F32"),
+        };
+        self.check(part, placed, dtype, count)?;
+        Ok(Numbers { stored, bytes })
+    }
+
+    fn integers(&self, part: &str) -> Result<Option<Vec<i64>>, ModelError> {
+        let Some((placed, _)) = self.optional(part) else { return Ok(None) };
+        let count = placed.shape.iter().product();
+        self.checkpoint.integers(&self.name(part), count, "quantization_config").map(Some)
+    }
+
+    /// The group of each input, each of them there.
+    fn order(&self, part: &str, inputs: usize, groups: usize) -> Result<Option<&'a [u8]>, ModelError> {
+        let Some((placed, bytes)) = self.optional(part) else { return Ok(None) };
+        self.check(part, placed, "I32", inputs)?;
+        let mut numbers = bytes.as_chunks().0.iter().map(|group| i32::from_le_bytes(*group));
+        match numbers.find(|group| !usize::try_from(*group).is_ok_and(|group| group < groups)) {
+            Some(group) => Err(self.wrong(part, &format!("has group {group} of {groups}"))),
+            None => Ok(Some(bytes)),
+        }
+    }
+}
+
+/// How many groups there are of `size`, which may be more than all.
+fn groups(all: usize, size: usize) -> usize {
+    all.div_ceil(size)
+}
+
+fn word(words: &[u8], place: usize) -> u32 {
+    words.as_chunks().0.get(place).map_or(0, |word| u32::from_le_bytes(*word))
+}
+
+/// The `place`th number of `bits` bits from word `first` on, words being `step` apart.
+fn of_words(words: &[u8], first: usize, step: usize, place: usize, bits: usize) -> i32 {
+    let each = 32 / bits;
+    let word = word(words, first + place / each * step);
+    (word >> (place % each * bits) & ((1 << bits) - 1)) as i32
+}
+
+/// The same of an AWQ row of words.
+fn of_awq(words: &[u8], first: usize, place: usize) -> i32 {
+    let within = AWQ_ORDER.iter().position(|known| *known == place % 8).unwrap_or_default();
+    (word(words, first + place / 8) >> (4 * within) & 15) as i32
+}
+
+impl Quantised<'_> {
+    /// Numbers from this one on.
+    fn write(&self, from: usize, to: &mut [f32]) {
+        let [_, inputs] = self.shape;
+        // A scale and a zero point are those of many numbers, one after the other.
+        let mut last = None;
+        let (mut scale, mut zero) = (0.0, 0);
+        for (to, at) in to.iter_mut().zip(from..) {
+            let (output, input) = (at / inputs, at % inputs);
+            let group = self.group(input);
+            if last != Some((output, group)) {
+                (scale, zero) = (self.scales.at(self.place(output, group)), self.zero(output, group));
+                last = Some((output, group));
+            }
+            *to = match self.codes {
+                Codes::Fp8(bytes) => e4m3(bytes[at]) * scale,
+                _ => (self.code(output, input) - zero) as f32 * scale,
+            };
+        }
+    }
+
+    fn group(&self, input: usize) -> usize {
+        match self.order {
+            Some(order) => word(order, input) as usize,
+            None => input / self.block[1],
+        }
+    }
+
+    fn place(&self, output: usize, group: usize) -> usize {
+        match self.by_group {
+            true => group * self.shape[0] + output,
+            false => output / self.block[0] * self.groups + group,
+        }
+    }
+
+    fn code(&self, output: usize, input: usize) -> i32 {
+        let [outputs, inputs] = self.shape;
+        match self.codes {
+            Codes::Fp8(_) => 0,
+            Codes::Int8(bytes) => i32::from(bytes[output * inputs + input] as i8),
+            Codes::Packed(words, bits) => {
+                of_words(words, output * (inputs * bits).div_ceil(32), 1, input, bits)
+            }
+            Codes::Awq(words) => of_awq(words, input * (outputs / 8), output),
+            Codes::Gptq(words, bits) => of_words(words, output, outputs, input, bits),
+        }
+    }
+
+    fn zero(&self, output: usize, group: usize) -> i32 {
+        let outputs = self.shape[0];
+        match self.zeros {
+            Zeros::All(zero) => zero,
+            Zeros::Int8(zeros) => i32::from(zeros[self.place(output, group)] as i8),
+            Zeros::Packed(words, bits) => of_words(words, group, self.groups, output / self.block[0], bits),
+            Zeros::Awq(words) => of_awq(words, group * (outputs / 8), output),
+            Zeros::Gptq(words, bits, offset) => {
+                of_words(words, group * outputs.div_ceil(32 / bits), 1, output, bits) + offset
+            }
+        }
+    }
+
+    /// The part and the place of the first number that would make weights that are none, with it.
+    fn first_not_finite(&self) -> Option<(&'static str, usize, f32)> {
+        // The largest code is 448.
+        let bad = |place: &usize| !(self.scales.at(*place) * 512.0).is_finite();
+        if let Some(place) = (0..self.scales.len()).find(bad) {
+            return Some(("scales", place, self.scales.at(place)));
+        }
+        let Codes::Fp8(bytes) = self.codes else { return None };
+        let place = bytes.iter().position(|code| code & 0x7F == 0x7F)?;
+        Some(("weights", place, f32::NAN))
+    }
+}
+
+/// A number of four bits of exponent and three of mantissa; there is no infinity.
+fn e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let size = match exponent {
+        0 => mantissa / 512.0,
+        _ => (1.0 + mantissa / 8.0) * f32::from_bits(((exponent - 7 + 127) as u32) << 23),
+    };
+    match code & 0x7F {
+        0x7F => f32::NAN,
+        _ if code >= 0x80 => -size,
+        _ => size,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_eight_bits_are_their_numbers() {
+        for (code, number) in [
+            (0x00, 0.0),
+            (0x01, 2f32.powi(-9)),
+            (0x08, 2f32.powi(-6)),
+            (0x38, 1.0),
+            (0xBC, -1.5),
+            (0x7E, 448.0),
+        ] {
+            assert_eq!(e4m3(code), number, "{code:#x}");
+        }
+        assert!(e4m3(0xFF).is_nan());
+    }
+}
