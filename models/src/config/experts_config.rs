@@ -1,7 +1,6 @@
 //! Mixtures of experts: how many, how wide, and in which layers, from the keys that families have for it.
 
 use faser_kernels::ops::Activation;
-use serde_json::Value;
 
 use super::json_keys::{Keys, MAX_LAYERS, MAX_WIDTH};
 use crate::{Experts, ModelError};
@@ -75,20 +74,19 @@ impl ExpertDefaults {
             return Ok(vec![true; layers]);
         }
         let step = keys.size_or("decoder_sparse_step", MAX_LAYERS, 1)?;
-        let dense = match keys.get("mlp_only_layers") {
-            None => Vec::new(),
-            Some(list) => {
-                let numbers = list.as_array().map(|list| list.iter().map(Value::as_u64).collect());
-                numbers.flatten().ok_or_else(|| {
-                    keys.error(
-                        "mlp_only_layers",
-                        format!("is {list}, a list of numbers of layers is expected"),
-                    )
-                })?
+        let mut sparse: Vec<bool> = (1..=layers).map(|layer| layer.is_multiple_of(step)).collect();
+        if let Some(list) = keys.get("mlp_only_layers") {
+            let wrong = || {
+                let problem = format!("is {list}, a list of numbers of layers is expected");
+                keys.error("mlp_only_layers", problem)
+            };
+            for number in list.as_array().ok_or_else(wrong)? {
+                let dense = number.as_u64().ok_or_else(wrong)?;
+                if let Some(sparse) = usize::try_from(dense).ok().and_then(|layer| sparse.get_mut(layer)) {
+                    *sparse = false;
+                }
             }
-        };
-        Ok((0..layers)
-            .map(|layer| (layer + 1).is_multiple_of(step) && !dense.contains(&(layer as u64)))
-            .collect())
+        }
+        Ok(sparse)
     }
 }

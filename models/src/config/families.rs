@@ -169,7 +169,12 @@ const FAMILIES: [Family; 17] = [
             num_attention_heads: 8,
             num_key_value_heads: Some(4),
             max_position_embeddings: 131_072,
-            rope: RopeDefaults { theta: 1e6, sliding_theta: Some(1e4), ..ROPE },
+            rope: RopeDefaults {
+                theta: 1e6,
+                sliding_theta: Some(1e4),
+                sliding_key: Some("rope_local_base_freq"),
+                ..ROPE
+            },
             sliding_window: Some(4096),
             ..GEMMA
         },
@@ -703,6 +708,7 @@ pub(super) struct Defaults {
 const ROPE: RopeDefaults = RopeDefaults {
     theta: 10_000.0,
     sliding_theta: None,
+    sliding_key: None,
     partial_rotary_factor: None,
     original_max_position_embeddings: None,
     types: &["default", "linear", "dynamic", "llama3", "yarn", "longrope"],

@@ -124,6 +124,9 @@ impl Keys {
     pub(crate) fn positive(&self, key: &str) -> Result<Option<f64>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64().filter(|v| v.is_finite() && *v > 0.0) {
+            Some(number) if !(number as f32).is_normal() => {
+                Err(self.error(key, format!("is {value}, which is no number of 32 bits")))
+            }
             Some(number) => Ok(Some(number)),
             None => Err(self.error(key, format!("is {value}, a number above 0 is expected"))),
         }

@@ -15,6 +15,8 @@ pub(super) struct RopeDefaults {
     pub(super) theta: f64,
     /// Of layers that slide, where they have a section or a key of their own.
     pub(super) sliding_theta: Option<f64>,
+    /// Its key beside those of other layers, where the family had one.
+    pub(super) sliding_key: Option<&'static str>,
     /// How much of a head turns, where that may be a part of it.
     pub(super) partial_rotary_factor: Option<f64>,
     /// The context before scaling, where the class has a key for it.
@@ -128,8 +130,8 @@ impl Reader<'_> {
         self.of_section(section, (name, keys.size("original_max_position_embeddings", MAX_CONTEXT)?), theta)
     }
 
-    /// `rope_parameters` has a section for each type of layers. The older keys are those of layers that see all, but for
-    /// `rope_local_base_freq`.
+    /// `rope_parameters` has a section for each type of layers. The older keys are those of layers that see all, but for the one of layers that
+    /// slide.
     fn by_layer_type(
         &self,
         parameters: Option<&Keys>,
@@ -147,7 +149,7 @@ impl Reader<'_> {
                 "stands beside `rope_parameters`: write the scaling into `rope_parameters.full_attention`";
             return Err(keys.error("rope_scaling", problem));
         }
-        let of_type = |place: usize, theta_key: &str, old: Option<Keys>| {
+        let of_type = |place: usize, theta_key: Option<&str>, old: Option<Keys>| {
             let section = parameters.map_or(Ok(None), |parameters| parameters.object(types[place]))?;
             let (section, name) = match old {
                 Some(old) if old.get("rope_type").is_none() => {
@@ -162,10 +164,13 @@ impl Reader<'_> {
                 return Err(section.error("truncate", problem));
             }
             let theta = section.as_ref().map_or(Ok(None), |section| section.positive("rope_theta"))?;
-            let theta = theta.map_or_else(|| keys.positive(theta_key), |theta| Ok(Some(theta)))?;
+            let theta = match (theta, theta_key) {
+                (None, Some(key)) => keys.positive(key)?,
+                _ => theta,
+            };
             self.of_section(section, (name, None), theta.unwrap_or(usual[place]))
         };
-        Ok([of_type(0, "rope_theta", old.take())?, of_type(1, "rope_local_base_freq", None)?])
+        Ok([of_type(0, Some("rope_theta"), old.take())?, of_type(1, self.usual.sliding_key, None)?])
     }
 
     /// Of one section, by the key it stands in; `original`: the original context that the top level says.
@@ -194,12 +199,13 @@ impl Reader<'_> {
     /// The elements of a head that turn, if those are not all.
     fn partial(&self, section: Option<&Keys>) -> Result<Option<usize>, ModelError> {
         const KEY: &str = "partial_rotary_factor";
-        let places = section.into_iter().chain([self.keys]);
-        let Some(place) = places.into_iter().find(|place| place.get(KEY).is_some()) else {
-            let usual = self.usual.partial_rotary_factor.unwrap_or(1.0);
-            return Ok(Some((self.head_dim as f64 * usual) as usize).filter(|part| *part != self.head_dim));
+        let mut places = section.into_iter().chain([self.keys]);
+        let said = places.find(|place| place.get(KEY).is_some());
+        let part = match said {
+            Some(place) => place.required_positive(KEY)?,
+            None => self.usual.partial_rotary_factor.unwrap_or(1.0),
         };
-        let part = place.required_positive(KEY)?;
+        let place = said.unwrap_or(self.keys);
         if self.usual.partial_rotary_factor.is_none() && part != 1.0 {
             return Err(place.error(KEY, format!("is {part}: heads of this family turn whole, 1.0")));
         }

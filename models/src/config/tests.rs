@@ -224,6 +224,43 @@ fn experts_that_cannot_be_are_refused_by_name() {
 }
 
 #[test]
+fn what_an_absent_key_makes_of_a_head_is_checked_too() {
+    let glm = |head_dim: usize| {
+        let keys = json!({"architectures": ["Glm4ForCausalLM"], "hidden_size": 24, "num_attention_heads": 4, "head_dim": head_dim});
+        parse(with(llama(), &keys))
+    };
+    assert!(glm(12).is_ok());
+    for head_dim in [2, 6, 10] {
+        let message = glm(head_dim).unwrap_err().to_string();
+        assert!(message.contains("`partial_rotary_factor` is 0.5, which makes"), "{message}");
+    }
+}
+
+#[test]
+fn a_base_of_sliding_layers_is_read_of_the_family_that_has_it() {
+    let theta = |family: &str| {
+        let keys = json!({"architectures": [family], "hidden_act": null, "rope_theta": 7e5, "rope_local_base_freq": 10.0});
+        let config = parse(with(llama(), &keys)).unwrap();
+        config.layers[0].attention.rope.as_ref().map(|rope| rope.theta)
+    };
+    assert_eq!(theta("Gemma3ForCausalLM"), Some(10.0));
+    assert_eq!(theta("Olmo3ForCausalLM"), Some(5e5));
+}
+
+#[test]
+fn numbers_that_32_bits_do_not_hold_are_refused() {
+    for changes in [
+        json!({"rope_theta": 1e-300}),
+        json!({"rms_norm_eps": 1e300}),
+        json!({"rope_scaling": {"rope_type": "linear", "factor": 1e-40}}),
+        json!({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1e300}}),
+    ] {
+        let message = parse(with(llama(), &changes)).unwrap_err().to_string();
+        assert!(message.contains("which is no number of 32 bits"), "{message}");
+    }
+}
+
+#[test]
 fn old_and_new_rope_keys_say_the_same() {
     let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
@@ -354,7 +391,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (json!({"sliding_window": 64}), "`sliding_window`", "Mistral"),
         (json!({"sliding_window": "64"}), "`sliding_window`", "Mistral"),
         (
-            json!({"architectures": ["Gemma2ForCausalLM"], "hidden_act": null, "final_logit_softcapping": 1e39}),
+            json!({"architectures": ["Gemma2ForCausalLM"], "hidden_act": null, "final_logit_softcapping": 1e7}),
             "`final_logit_softcapping`",
             "1e6",
         ),
