@@ -174,7 +174,7 @@ impl Planner {
         (self.mechanisms, self.partition) = (tuning.mechanisms, tuning.partition);
         self.steering.tuned(self.predicts() && self.mechanisms.sizing);
         self.execution = Execution::Serial;
-        self.realised = Realised::default();
+        (self.realised, self.prepared) = (Realised::default(), false);
         self.probing = false;
     }
 
@@ -523,11 +523,11 @@ impl Planner {
             let overlapped = shape.partition != PartitionId(0);
             let more_s = if overlapped { self.overhead.more_s() } else { 0.0 };
             let prepared = std::mem::replace(&mut self.prepared, overlapped);
-            self.realised.round((overlapped || prepared).then(|| Round {
+            self.realised.round((overlapped || prepared).then_some(Round {
                 sequences: round.sequences,
                 committed: round.committed,
                 seconds: seconds + more_s,
-                serial_goodput: self.ahead.serial_goodput(),
+                serial_goodput: self.ahead.serial_goodput,
             }));
         }
     }

@@ -175,8 +175,8 @@ pub(super) struct Ahead {
     imagined: Vec<Candidate>,
     /// Probability of each sequence that it does.
     hits: Vec<f32>,
-    /// Tokens a second of the best round where nothing is prepared, as of the last pass that was looked at.
-    serial_goodput: f64,
+    /// Tokens a second of the best round where nothing is prepared, as of the last pass that was looked at; all tokens count the same.
+    pub(super) serial_goodput: f64,
 }
 
 /// A pass that is about to leave.
@@ -196,11 +196,6 @@ pub(crate) struct Leaving<'a> {
 }
 
 impl Ahead {
-    /// Tokens a second of the best round where nothing is prepared, as of the last pass that was looked at; all tokens count the same.
-    pub(super) fn serial_goodput(&self) -> f64 {
-        self.serial_goodput
-    }
-
     /// Is a pass of so many sequences to be looked at, where nothing is prepared now?
     pub(super) fn looks(&mut self, sequences: usize) -> bool {
         self.skips = self.skips.saturating_sub(1);
