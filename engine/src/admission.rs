@@ -162,6 +162,7 @@ impl Engine {
             rejected: false,
         });
         sequence.evict((&self.target_pool, &self.draft_pools[0]));
+        self.planner.returns(sequence.investment.write_off());
         self.draft_lane.retire(seq);
         self.verify_lane.retire(seq);
         self.enqueue(seq);

@@ -23,6 +23,8 @@ const MOST_DISPLACED: f64 = 0.2;
 const RANKS_EVERY: u64 = 16;
 /// Rows of one sequence that nobody minds: what a round commits, and a step.
 const SHORT: usize = 2 * K_LIMIT;
+/// Rows that a sequence brings to a draft plan in any round: the last proposal that was accepted, and the token behind it.
+const ROUND_ROWS: usize = 2;
 
 impl Engine {
     /// Does prompt-lookup propose?
@@ -62,10 +64,11 @@ impl Engine {
             self.scratch.paths = paths;
             return;
         }
+        let costs = self.planner.proposals_cost(self.running.len());
         let mut tried = false;
         for (seq, paths, tries) in &mut paths {
             let Some(sequence) = self.sequences.get(seq) else { continue };
-            let candidate = self.candidate(sequence, prices[0].draft);
+            let candidate = self.candidate(sequence, &costs);
             *tries = !tried && candidate.ready == 0 && self.planner.draft_due(&candidate);
             tried |= *tries;
             let prospects = Prospects {
@@ -98,14 +101,14 @@ impl Engine {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
         let (mut prompt_rows, mut due) = (0, (0, f64::INFINITY));
-        let proposal_cost = self.planner.proposal_cost(self.running.len());
+        let costs = self.planner.proposals_cost(self.running.len());
         // Tokens that a sequence gets of a pass, in the mean.
         let Totals { output_tokens, accepted_tokens, .. } = self.totals;
         let usual = output_tokens.max(1) as f64 / output_tokens.saturating_sub(accepted_tokens).max(1) as f64;
         let mut on_target = self.planner.on_target();
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
-                scratch.candidates.push(self.candidate(sequence, proposal_cost));
+                scratch.candidates.push(self.candidate(sequence, &costs));
                 if let Some(within_s) = sequence.round_within(self.now, usual) {
                     on_target.decodes(within_s);
                 }
@@ -136,8 +139,8 @@ impl Engine {
         self.scratch = scratch;
     }
 
-    /// What the planner is told of a sequence, where proposals cost so much: see [`Planner::proposal_cost`](crate::planner::Planner::proposal_cost).
-    pub(crate) fn candidate(&self, sequence: &Sequence, proposal_cost: (f64, f64)) -> Candidate {
+    /// What the planner is told of a sequence, where proposals cost so much: see [`Planner::proposals_cost`](crate::planner::Planner::proposals_cost).
+    pub(crate) fn candidate(&self, sequence: &Sequence, costs: &[f64; K_LIMIT]) -> Candidate {
         let useful = sequence.useful_proposals().min(self.kv_room(sequence));
         let (mut survival, mut expected, mut ready) = (1.0, 0.0, 0);
         for proposal in sequence.proposals.iter().take(useful) {
@@ -161,9 +164,7 @@ impl Engine {
             weight: sequence.weight(self.now),
             tries: sequence.tries,
         };
-        if candidate.catches_up() > 0
-            && !candidate.tries
-            && !self.planner.pays_to_catch_up(&candidate, proposal_cost)
+        if candidate.catches_up() > 0 && !candidate.tries && !self.planner.pays_to_catch_up(&candidate, costs)
         {
             candidate.useful = ready;
         }
@@ -424,6 +425,25 @@ impl Engine {
         }
     }
 
+    /// What catching up took of a plan that a round waited for is settled with the tokens that it is for.
+    fn invest(&mut self, plan: &DraftPlan) {
+        let beyond = |chunk: &DraftChunk| chunk.rows.len().saturating_sub(ROUND_ROWS);
+        let rows: usize = plan.chunks.iter().map(beyond).sum();
+        if rows == 0 || plan.partition != Execution::Serial.partition() {
+            return;
+        }
+        let each_s = self.planner.invests(&self.draft_shape, rows, plan.outcome.took) / rows as f64;
+        for chunk in &plan.chunks {
+            let Some(to_come) = self.sequences.get(&chunk.seq).map(|sequence| self.to_come(sequence)) else {
+                self.planner.returns(each_s * beyond(chunk) as f64);
+                continue;
+            };
+            if let Some(sequence) = self.sequences.get_mut(&chunk.seq) {
+                sequence.investment.add(each_s * beyond(chunk) as f64, to_come);
+            }
+        }
+    }
+
     /// Takes in the proposals of a finished plan.
     pub(crate) fn drafted(&mut self, plan: DraftPlan) {
         if !self.draft_lane.finish(plan.step) {
@@ -439,6 +459,7 @@ impl Engine {
         self.totals.draft_passes += 1;
         self.totals.draft_time += outcome.took;
         self.planner.waited_for_drafts(&self.draft_shape, outcome.took);
+        self.invest(&plan);
         // The lane may have stopped early: what was timed is what came back.
         let steps = outcome.counts.iter().copied().max().unwrap_or(0);
         let PassShape { rows, sequences, .. } = self.draft_shape;

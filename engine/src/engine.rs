@@ -429,6 +429,7 @@ impl Engine {
             sequence.keep_in(past);
         }
         sequence.leave();
+        self.planner.returns(sequence.investment.write_off());
         self.running.retain(|&id| id != seq);
         self.waiting.retain(|&id| id != seq);
         self.draft_lane.retire(seq);

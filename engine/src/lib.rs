@@ -12,6 +12,7 @@ pub mod cost;
 mod counts;
 mod drafting;
 mod engine;
+mod investment;
 mod lane_book;
 mod lookup;
 mod outcomes;

@@ -119,6 +119,8 @@ pub(crate) struct Planner {
     steering: Steering,
     /// Of the round's verify pass, without proposals.
     rows: usize,
+    /// With those that it is to have.
+    planned_rows: usize,
 }
 
 /// The costs of partitions on each of which so many ranks draft, each for its sequences.
@@ -143,6 +145,7 @@ impl Planner {
         let mut planner = Planner {
             steering: Steering::new(&partitions, max_pass_rows),
             rows: 0,
+            planned_rows: 0,
             policy: tuning.policy.clone(),
             mechanisms: tuning.mechanisms,
             partition: tuning.partition,
@@ -202,6 +205,7 @@ impl Planner {
     pub(crate) fn plan(&mut self, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
         lengths.clear();
         self.rows = batch.candidates.len() + batch.prefill_rows;
+        self.planned_rows = self.rows;
         if !self.steering.speculates() {
             self.update_goodput(batch);
             lengths.resize(batch.candidates.len(), 0);
@@ -216,6 +220,7 @@ impl Planner {
             }
         }
         self.probe(batch, lengths);
+        self.planned_rows = self.rows + lengths.iter().sum::<usize>();
     }
 
     /// Proposals were drafted.
@@ -318,9 +323,27 @@ impl Planner {
         self.policy.traits().predicts && !self.partitions.is_empty()
     }
 
+    /// Tokens that one, two and more proposals cost each of so many sequences, where all have as many: rows of the verify pass, and drafting.
+    pub(crate) fn proposals_cost(&self, drafting: usize) -> [f64; K_LIMIT] {
+        let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else { return [0.0; K_LIMIT] };
+        let verify_s = |rows| costs.verify.seconds(rows, Reach::NONE);
+        let draft_s = |rows| costs.draft.seconds(rows, Reach::NONE);
+        let rows = self.rows.max(1);
+        let (plain_s, step_s, displaced) = (verify_s(rows), draft_s(drafting), self.steering.displaced());
+        std::array::from_fn(|deeper| {
+            let k = deeper + 1;
+            let rows_s = displaced.price(verify_s(rows + k * drafting) - plain_s, k * drafting);
+            let drafting_s = match self.needs.passes {
+                RoundPasses::One => draft_s((1 + self.needs.rows_behind(k)) * drafting),
+                _ => k as f64 * step_s,
+            };
+            self.goodput * (rows_s + drafting_s) / drafting.max(1) as f64
+        })
+    }
+
     /// Tokens that it costs to draft at all, and that each proposal costs: a row, and its part of a draft step that `drafting` sequences share, or
     /// a row of the one draft pass, unless a block has that anyway.
-    pub(crate) fn proposal_cost(&self, drafting: usize) -> (f64, f64) {
+    fn proposal_cost(&self, drafting: usize) -> (f64, f64) {
         let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else { return (0.0, 0.0) };
         let rows = (1 + self.needs.rows_behind(1)) * drafting;
         let pass = self.goodput * costs.draft.seconds(rows, Reach::NONE) / drafting.max(1) as f64;
@@ -334,16 +357,15 @@ impl Planner {
         }
     }
 
-    /// Is what the draft would bring this sequence, over the tokens to come, worth the rows that it is behind? What it costs to draft at all, and each
-    /// proposal: see [`Planner::proposal_cost`].
-    pub(crate) fn pays_to_catch_up(&self, candidate: &Candidate, (once, each): (f64, f64)) -> bool {
+    /// Is what the draft would bring this sequence, over the tokens to come, worth the rows that it is behind? What proposals cost: see
+    /// [`Planner::proposals_cost`].
+    pub(crate) fn pays_to_catch_up(&self, candidate: &Candidate, proposals_cost: &[f64; K_LIMIT]) -> bool {
         !self.predicts() || {
-            let (mut survival, mut gain, mut committed, mut best) = (1.0, -once, 1.0, 0.0_f64);
-            for _ in candidate.ready..candidate.useful {
+            let (mut survival, mut brought, mut best) = (1.0, 0.0, 0.0_f64);
+            for (_, cost) in (candidate.ready..candidate.useful).zip(proposals_cost) {
                 survival *= f64::from(candidate.typical);
-                committed += survival;
-                gain += survival * f64::from(candidate.weight) - each;
-                best = best.max(gain / committed);
+                brought += survival;
+                best = best.max((brought * f64::from(candidate.weight) - cost) / (1.0 + brought));
             }
             best > 0.0 && best * candidate.to_come as f64 > self.goodput * self.catch_up_s(candidate)
         }
@@ -553,6 +575,23 @@ impl Planner {
         }
     }
 
+    /// Of a draft plan that took so long, the seconds of so many rows that caught up, as far as the account waits for what comes of them.
+    pub(crate) fn invests(&mut self, shape: &PassShape, rows: usize, took: Duration) -> f64 {
+        let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) else {
+            return 0.0;
+        };
+        let seconds = |rows| costs.draft.seconds(rows, Reach::NONE);
+        let caught_up_s = seconds(shape.rows) - seconds(shape.rows.saturating_sub(rows).max(1));
+        let whole_s = self.predicted_draft(shape).unwrap_or_default().as_secs_f64();
+        let share = (caught_up_s / whole_s.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0);
+        self.steering.invests(share * took.as_secs_f64())
+    }
+
+    /// So many of the seconds that were invested are to be settled: what they were for came, or never will.
+    pub(crate) fn returns(&mut self, seconds: f64) {
+        self.steering.returns(seconds);
+    }
+
     /// No lane has work now.
     pub(crate) fn idle(&mut self) {
         self.overhead.idle();
@@ -612,7 +651,8 @@ impl Planner {
         if !self.policy.traits().predicts {
             return self.policy.floor();
         }
-        budget::break_even_survival(self.rows, self.goodput, &self.partitions[0], &self.steering.displaced())
+        let displaced = self.steering.displaced();
+        budget::break_even_survival(self.planned_rows, self.goodput, &self.partitions[0], &displaced)
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of

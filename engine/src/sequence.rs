@@ -45,6 +45,7 @@ use std::time::Duration;
 use crate::api::{Emitted, EmittedTokens, FinishReason, Origin};
 use crate::blocks::BlockPool;
 use crate::branch::{DraftOut, Outcome, Proposal, SequenceKv, Spent};
+use crate::investment::Investment;
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
 use crate::plan::{Admission, CancelledChunk, Drafted, LaneKind, Verdict};
@@ -82,6 +83,8 @@ pub(crate) struct Sequence {
     /// Drafted and not verified; they follow `tokens`.
     pub(crate) proposals: VecDeque<Proposal>,
     pub(crate) draft_out: Option<DraftOut>,
+    /// What its draft KV cost, and is not settled yet.
+    pub(crate) investment: Investment,
     /// What was prepared for the verdict on the chunk that is out.
     pub(crate) outcomes: Vec<Outcome>,
     /// Do its draws look at no token before but by the model?
@@ -187,6 +190,7 @@ impl Sequence {
             features: 0,
             proposals: VecDeque::new(),
             draft_out: None,
+            investment: Investment::default(),
             outcomes: Vec::new(),
             history_free: request.history_free,
             verify_out: None,

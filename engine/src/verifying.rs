@@ -80,10 +80,10 @@ impl Engine {
     fn choose_proposals(&mut self, scratch: &mut Scratch) {
         scratch.candidates.clear();
         let mut prefill_rows = 0;
-        let proposal_cost = self.planner.proposal_cost(self.running.len());
+        let costs = self.planner.proposals_cost(self.running.len());
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
-                scratch.candidates.push(self.candidate(sequence, proposal_cost));
+                scratch.candidates.push(self.candidate(sequence, &costs));
             } else {
                 prefill_rows += sequence.uncomputed();
             }
@@ -263,6 +263,9 @@ impl Engine {
             if verdict.next.is_some() {
                 round.sequences += 1;
                 round.committed += 1 + verdict.accepted;
+                if let Some(sequence) = self.sequences.get_mut(&chunk.seq) {
+                    self.planner.returns(sequence.investment.settle(1 + verdict.accepted));
+                }
                 round.reach.kv += chunk.start + 1;
                 round.reach.rows += chunk.start + 1;
             }

@@ -384,6 +384,28 @@ fn a_prompt_of_many_small_passes_is_caught_up_with_in_one_round() {
     assert!(begins.is_some_and(|begins| begins <= 6), "{proposals:?}");
 }
 
+/// Where the first rows of a pass are dearer than those behind them, as with a mixture of experts, all rows of a round say whether a draft pays.
+#[test]
+fn a_draft_that_pays_for_all_together_is_caught_up_with() {
+    let verify = [(1, 24), (2, 37), (4, 64), (8, 110), (12, 138), (16, 173), (24, 213), (32, 248), (64, 339)]
+        .map(|(rows, tenths)| (rows, Duration::from_micros(100 * tenths)));
+    let config = EngineConfig {
+        partitions: vec![PartitionCosts {
+            draft: PassCost::linear(180, 90, AttentionCost::default()),
+            verify: PassCost::new(&verify, AttentionCost::default()),
+        }],
+        ..cold(Policy::Budget)
+    };
+    let prompt = |seq: u64| (0..32).map(|i| (i * 7 + seq as u32 * 13) % 50).collect::<Vec<_>>();
+    let report = common::run(&config, 0.9, at_once((0..4).map(|seq| request(seq, prompt(seq), 256))));
+    let proposed = report
+        .outcomes
+        .values()
+        .map(|outcome| outcome.usage.by_source[Source::Draft].proposed)
+        .sum::<usize>();
+    assert!(proposed > 700, "{proposed}");
+}
+
 /// While somebody awaits its first token, a plan takes no longer than the next pass.
 #[test]
 fn a_first_token_waits_for_no_long_catch_up() {

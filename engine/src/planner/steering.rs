@@ -41,6 +41,8 @@ const KV_SHORT: usize = 4;
 const CREDIT: f64 = 0.01;
 /// What the account holds at first, and at most, in mean verify passes.
 const MOST_CREDIT: f64 = 32.0;
+/// What may have been spent for tokens yet to come without being held against it, in mean verify passes.
+const MOST_INVESTED: f64 = 16.0;
 /// What it must hold again before speculation goes on, in mean verify passes, after the first time that it was empty; twice as much after each
 /// further one, up to the last.
 const RESUMES_AT: f64 = 0.25;
@@ -175,6 +177,12 @@ pub(super) struct Steering {
     account: Account,
     /// Seconds of draft plans that a round waited for, since the last verify pass.
     drafted_s: f64,
+    /// Those of them that are settled later.
+    deferred_s: f64,
+    /// All that are yet to be settled.
+    invested_s: f64,
+    /// Those that are to be settled with the next pass.
+    returned_s: f64,
     /// The same in the mean of rounds.
     draft_s: f64,
     /// Sequences that decoded as the last round began.
@@ -197,6 +205,9 @@ impl Steering {
             displaced: Displaced::default(),
             account: Account::default(),
             drafted_s: 0.0,
+            deferred_s: 0.0,
+            invested_s: 0.0,
+            returned_s: 0.0,
         }
     }
 
@@ -210,7 +221,7 @@ impl Steering {
         self.sized = sized;
         self.account = Account::default();
         self.displaced = Displaced::default();
-        self.drafted_s = 0.0;
+        (self.drafted_s, self.deferred_s) = (0.0, 0.0);
     }
 
     /// Looks at what waits as a round begins. Without costs nothing is known of what it displaces.
@@ -318,6 +329,22 @@ impl Steering {
         self.drafted_s += seconds;
     }
 
+    /// So many seconds of what was drafted since the last pass are for tokens yet to come. Returns those of them for which the account waits.
+    pub(super) fn invests(&mut self, seconds: f64) -> f64 {
+        let most_s = MOST_INVESTED * self.account.pass_s;
+        let open_s = (self.drafted_s - self.deferred_s).min(most_s - self.invested_s);
+        let granted = seconds.min(open_s).max(0.0);
+        self.invested_s += granted;
+        self.deferred_s += granted;
+        granted
+    }
+
+    /// So many of them are to be settled.
+    pub(super) fn returns(&mut self, seconds: f64) {
+        self.invested_s -= seconds;
+        self.returned_s += seconds;
+    }
+
     /// A verify pass ended: what speculation took beyond plain decoding is held against what it brought. Returns the seconds of the round, without
     /// what prompts took of its pass.
     pub(super) fn verified(&mut self, round: &Speculated, costs: &PartitionCosts) -> f64 {
@@ -329,7 +356,9 @@ impl Steering {
         let attention_s = costs.verify.attention_seconds(Reach { kv: 0, rows: round.proposed_context });
         let [plain_between_s, drafted_between_s] = round.between_s;
         let between_s = if drafted_s > 0.0 { drafted_between_s - plain_between_s } else { 0.0 };
-        let took_s = drafted_s + round.longer_s + rows_s + attention_s + between_s;
+        let settled_s =
+            drafted_s - std::mem::take(&mut self.deferred_s) + std::mem::take(&mut self.returned_s);
+        let took_s = settled_s + round.longer_s + rows_s + attention_s + between_s;
         // Without it each token more had taken a share of a pass of its own.
         let read_s = costs.verify.attention_seconds(round.reach);
         let alone_s = seconds(round.sequences);
@@ -508,6 +537,29 @@ mod tests {
             lost_s > 0.5 * CREDIT * time_s && lost_s < 1.2 * CREDIT * time_s + 0.7,
             "{lost_s} of {time_s}"
         );
+    }
+
+    #[test]
+    fn what_is_for_tokens_to_come_is_settled_with_them_and_not_without_bound() {
+        let costs = [costs()];
+        let mut steering = Steering::new(&costs, 512);
+        let credit_s = |steering: &Steering| steering.view(true).credit_s;
+        let settle = |steering: &mut Steering| {
+            round(steering, 0, 0);
+            credit_s(steering)
+        };
+        let full_s = settle(&mut steering);
+        steering.drafted(0.25);
+        assert_eq!((steering.invests(0.5), settle(&mut steering)), (0.25, full_s));
+        steering.returns(0.125);
+        assert!((full_s - settle(&mut steering) - 0.125).abs() < 1e-3);
+        steering.returns(0.125);
+        assert!((full_s - settle(&mut steering) - 0.25).abs() < 1e-3);
+        // Beyond the bound it is charged at once.
+        steering.drafted(60.0);
+        let granted = steering.invests(60.0);
+        assert!((granted - MOST_INVESTED * 0.0201).abs() < 1e-6, "{granted}");
+        assert!(settle(&mut steering) < 0.0 && steering.invests(1.0) == 0.0);
     }
 
     #[test]
