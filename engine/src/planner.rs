@@ -651,8 +651,13 @@ impl Planner {
         if !self.policy.traits().predicts {
             return self.policy.floor();
         }
+        // It ends drafting; what is verified of that is decided by what all rows cost. So the cheaper row counts, that of a pass without proposals, or
+        // with those that were planned.
         let displaced = self.steering.displaced();
-        budget::break_even_survival(self.planned_rows, self.goodput, &self.partitions[0], &displaced)
+        [self.rows, self.planned_rows]
+            .map(|rows| budget::break_even_survival(rows, self.goodput, &self.partitions[0], &displaced))
+            .into_iter()
+            .fold(1.0, f32::min)
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of
