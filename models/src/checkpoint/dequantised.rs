@@ -146,7 +146,8 @@ impl<'a> Dequantised<'a> {
     }
 
     fn matrix(&self, name: &str) -> Option<(&str, &Widened<'a>)> {
-        let module = name.strip_suffix(".weight")?;
+        let (stored, _) = self.checkpoint.experts.stored(name);
+        let module = stored.strip_suffix(".weight")?;
         self.matrices.get_key_value(module).map(|(module, matrix)| (module.as_str(), matrix))
     }
 }
@@ -216,7 +217,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn matrix(&self, quantisation: WeightQuantisation) -> Result<Quantised<'a>, ModelError> {
         match quantisation {
-            WeightQuantisation::Bytes { block, scales } => self.of_bytes(block, scales),
+            WeightQuantisation::Bytes { block, scales, integers } => self.of_bytes(block, scales, integers),
             WeightQuantisation::Packed { bits, block } => self.packed(bits, block),
             WeightQuantisation::Awq { group } => self.by_group(4, group, None),
             WeightQuantisation::Gptq { bits, group, zero_offset } => {
@@ -225,20 +226,21 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn of_bytes(&self, block: [usize; 2], scales: &str) -> Result<Quantised<'a>, ModelError> {
+    fn of_bytes(&self, block: [usize; 2], scales: &str, integers: bool) -> Result<Quantised<'a>, ModelError> {
         let (placed, bytes) = self.needed("weight")?;
         let shape = self.two("weight", placed)?;
-        let codes = if placed.dtype == "I8" { Codes::Int8(bytes) } else { Codes::Fp8(bytes) };
+        self.check("weight", placed, if integers { "I8" } else { "F8_E4M3" }, shape)?;
+        let codes = if integers { Codes::Int8(bytes) } else { Codes::Fp8(bytes) };
         let groups = groups(shape[1], block[1]);
-        let count = groups * self::groups(shape[0], block[0]);
+        let of_scales = [self::groups(shape[0], block[0]), groups];
         let zeros = match self.optional("weight_zero_point") {
             None => Zeros::All(0),
             Some((placed, zeros)) => {
-                self.check("weight_zero_point", placed, "I8", count)?;
+                self.check("weight_zero_point", placed, "I8", of_scales)?;
                 Zeros::Int8(zeros)
             }
         };
-        let scales = self.numbers(scales, count)?;
+        let scales = self.numbers(scales, of_scales)?;
         let order = self.order("weight_g_idx", shape[1], groups)?;
         Ok(Quantised { shape, codes, zeros, scales, by_group: false, block, groups, order })
     }
@@ -255,17 +257,17 @@ impl<'a> Reader<'a> {
         if inputs.checked_mul(bits).is_none_or(|bits| bits.div_ceil(32) != packed) {
             return Err(self.wrong("weight_packed", &format!("has {packed} words for {inputs} inputs")));
         }
-        self.check("weight_packed", placed, "I32", outputs * packed)?;
+        self.check("weight_packed", placed, "I32", [outputs, packed])?;
         let groups = groups(inputs, block[1]);
         let rows = self::groups(outputs, block[0]);
         let zeros = match self.optional("weight_zero_point") {
             None => Zeros::All(1 << (bits - 1)),
             Some((placed, zeros)) => {
-                self.check("weight_zero_point", placed, "I32", (rows * bits).div_ceil(32) * groups)?;
+                self.check("weight_zero_point", placed, "I32", [(rows * bits).div_ceil(32), groups])?;
                 Zeros::Packed(zeros, bits)
             }
         };
-        let scales = self.numbers("weight_scale", groups * rows)?;
+        let scales = self.numbers("weight_scale", [rows, groups])?;
         let order = self.order("weight_g_idx", inputs, groups)?;
         let codes = Codes::Packed(words, bits);
         Ok(Quantised {
@@ -285,12 +287,12 @@ impl<'a> Reader<'a> {
         let each = 32 / bits;
         let (placed, words) = self.needed("qweight")?;
         let [rows, columns] = self.two("qweight", placed)?;
-        self.check("qweight", placed, "I32", rows * columns)?;
+        self.check("qweight", placed, "I32", [rows, columns])?;
         let shape @ [outputs, inputs] =
             if gptq.is_some() { [columns, rows * each] } else { [columns * each, rows] };
         let groups = groups(inputs, group);
         let (placed, zeros) = self.needed("qzeros")?;
-        self.check("qzeros", placed, "I32", groups * outputs.div_ceil(each))?;
+        self.check("qzeros", placed, "I32", [groups, outputs.div_ceil(each)])?;
         let (codes, zeros, order) = match gptq {
             None => (Codes::Awq(words), Zeros::Awq(zeros), None),
             Some(offset) => {
@@ -298,7 +300,7 @@ impl<'a> Reader<'a> {
                 (Codes::Gptq(words, bits), Zeros::Gptq(zeros, bits, offset), order)
             }
         };
-        let scales = self.numbers("scales", groups * outputs)?;
+        let scales = self.numbers("scales", [groups, outputs])?;
         Ok(Quantised { shape, codes, zeros, scales, by_group: true, block: [1, group], groups, order })
     }
 
@@ -319,13 +321,20 @@ impl<'a> Reader<'a> {
         ModelError::format(&self.checkpoint.files.catalogue, &problem)
     }
 
-    fn check(&self, part: &str, placed: &Placed, dtype: &str, count: usize) -> Result<(), ModelError> {
-        let found: usize = placed.shape.iter().product();
-        if placed.dtype == dtype && found == count {
+    /// A tensor has this shape, whatever dimensions of 1 it has besides.
+    fn check(
+        &self,
+        part: &str,
+        placed: &Placed,
+        dtype: &str,
+        expected: [usize; 2],
+    ) -> Result<(), ModelError> {
+        let real = |shape: &[usize]| shape.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
+        if placed.dtype == dtype && real(&placed.shape) == real(&expected) {
             return Ok(());
         }
-        let found = format!("has {found} numbers of {}, and {count} of {dtype} are expected", placed.dtype);
-        Err(self.wrong(part, &found))
+        let Placed { dtype: stored, shape, .. } = placed;
+        Err(self.wrong(part, &format!("is {stored} {shape:?}, and {dtype} {expected:?} is expected")))
     }
 
     fn two(&self, part: &str, placed: &Placed) -> Result<[usize; 2], ModelError> {
@@ -335,14 +344,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn numbers(&self, part: &str, count: usize) -> Result<Numbers<'a>, ModelError> {
+    fn numbers(&self, part: &str, shape: [usize; 2]) -> Result<Numbers<'a>, ModelError> {
         let (placed, bytes) = self.needed(part)?;
         let (stored, dtype) = match placed.dtype.as_str() {
             "F16" => (Stored::F16, "F16"),
             "BF16" => (Stored::Bf16, "BF16"),
             _ => (Stored::F32, "F32"),
         };
-        self.check(part, placed, dtype, count)?;
+        self.check(part, placed, dtype, shape)?;
         Ok(Numbers { stored, bytes })
     }
 
@@ -355,7 +364,7 @@ impl<'a> Reader<'a> {
     /// The group of each input, each of them there.
     fn order(&self, part: &str, inputs: usize, groups: usize) -> Result<Option<&'a [u8]>, ModelError> {
         let Some((placed, bytes)) = self.optional(part) else { return Ok(None) };
-        self.check(part, placed, "I32", inputs)?;
+        self.check(part, placed, "I32", [inputs, 1])?;
         let mut numbers = bytes.as_chunks().0.iter().map(|group| i32::from_le_bytes(*group));
         match numbers.find(|group| !usize::try_from(*group).is_ok_and(|group| group < groups)) {
             Some(group) => Err(self.wrong(part, &format!("has group {group} of {groups}"))),

@@ -324,6 +324,15 @@ fn quantised_matrices_that_do_not_go_together_are_refused_by_name() {
     scales.overwrite(&format!("{MODULE}.weight_scale_inv"), 4, &f32::INFINITY.to_le_bytes());
     scales.refuses(&["mlp.down_proj, scales", "place 1", "inf"]);
 
+    let integers = Copy::of("quantised-w8a8", "as-floats");
+    integers.change_key("\"type\": \"int\"", "\"type\": \"float\"");
+    integers.refuses(&["weight` is I8", "F8_E4M3", "`quantization_config` says otherwise"]);
+
+    // As many scales as there are, of other blocks.
+    let turned = Copy::of("quantised-fp8-blocks", "turned");
+    turned.change_key("24,\n      20", "20,\n      24");
+    turned.refuses(&["weight_scale_inv", "is expected"]);
+
     let plain = Copy::of("quantised-fp8-tensor", "not-said");
     plain.change_key("\"quantization_config\"", "\"quantisation_of_nobody\"");
     plain.refuses(&["is stored as F8_E4M3"]);

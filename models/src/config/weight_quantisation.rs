@@ -16,6 +16,8 @@ pub enum WeightQuantisation {
         block: [usize; 2],
         /// The name of the scales' tensor.
         scales: &'static str,
+        /// They are integers.
+        integers: bool,
     },
     /// Integers side by side along the rows of `weight_packed` (compressed-tensors).
     Packed {
@@ -146,6 +148,8 @@ fn compressed_tensors(section: &Keys) -> Result<WeightQuantisation, ModelError> 
         one_of(&weights, "type", &["float", "int"])?;
         let is_float = weights.text("type")? == Some("float");
         let block = match weights.text("strategy")? {
+            // As compressed-tensors takes what is not said.
+            None if weights.get("group_size").is_some() => [1, self::group(&weights)?],
             Some("tensor") | None => [usize::MAX; 2],
             Some("channel") => [1, usize::MAX],
             Some("group") => [1, self::group(&weights)?],
@@ -161,7 +165,7 @@ fn compressed_tensors(section: &Keys) -> Result<WeightQuantisation, ModelError> 
             true => WeightQuantisation::Packed { bits: bits(&weights, "num_bits", &[4, 8])?, block },
             false => {
                 bits(&weights, "num_bits", &[8])?;
-                WeightQuantisation::Bytes { block, scales: "weight_scale" }
+                WeightQuantisation::Bytes { block, scales: "weight_scale", integers: !is_float }
             }
         });
     }
@@ -179,8 +183,8 @@ fn fp8(section: &Keys) -> Result<WeightQuantisation, ModelError> {
     one_of(section, "fmt", &["e4m3", "float8_e4m3fn"])?;
     one_of(section, "scale_fmt", &["float", "float32", "ue8m0"])?;
     Ok(match block_of(section, "weight_block_size")? {
-        Some(block) => WeightQuantisation::Bytes { block, scales: "weight_scale_inv" },
-        None => WeightQuantisation::Bytes { block: [usize::MAX; 2], scales: "weight_scale" },
+        Some(block) => WeightQuantisation::Bytes { block, scales: "weight_scale_inv", integers: false },
+        None => WeightQuantisation::Bytes { block: [usize::MAX; 2], scales: "weight_scale", integers: false },
     })
 }
 

@@ -9,6 +9,7 @@ packs is packed by that package.
 import json
 import pathlib
 import shutil
+import tempfile
 
 import torch
 import transformers
@@ -146,23 +147,30 @@ LAYOUTS = {
     # As 128 x 128 of larger ones: some blocks are no whole ones.
     "fp8-blocks": (fp8(by_block(24, 20), "weight_scale_inv", torch.float32),
                    dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[24, 20])),
+    "awq-mixtral": (awq, dict(quant_method="awq", bits=4, group_size=GROUP, zero_point=True, version="gemm", modules_to_not_convert=["gate"])),
 }
+
+
+# Of Mixtral's experts.
+MATRICES = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 
 
 def make(seed, name, quantise, section):
     folder = HERE / f"quantised-{name}"
     shutil.rmtree(folder, ignore_errors=True)
     generator = torch.Generator().manual_seed(seed)
-    config = transformers.Qwen3Config(
+    experts = dict(num_local_experts=4, num_experts_per_tok=2) if "mixtral" in name else {}
+    Config, Model = (transformers.MixtralConfig, transformers.MixtralForCausalLM) if experts else (transformers.Qwen3Config, transformers.Qwen3ForCausalLM)
+    config = Config(
         vocab_size=VOCAB, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=48, num_hidden_layers=1,
-        max_position_embeddings=64, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True, attn_implementation="eager")
-    model = transformers.Qwen3ForCausalLM(config).eval()
+        max_position_embeddings=64, rms_norm_eps=1e-5, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True, attn_implementation="eager", **experts)
+    model = Model(config).eval()
     randomize(model, generator)
     model.to(torch.bfloat16).save_pretrained(folder)
     plain = load_file(folder / "model.safetensors")
     stored, dense = {}, {}
     for tensor, weight in plain.items():
-        if tensor.endswith("_proj.weight"):
+        if tensor.endswith(MATRICES):
             parts, numbers = quantise(weight.float())
             stored |= {f"{tensor.removesuffix('weight')}{part}": values.contiguous() for part, values in parts.items()}
             dense[tensor] = numbers
@@ -171,10 +179,12 @@ def make(seed, name, quantise, section):
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | dict(quantization_config=section), indent=2) + "\n")
-    model = transformers.Qwen3ForCausalLM(config).float().eval()
-    missing = model.load_state_dict(dense, strict=False).missing_keys
-    assert missing == ["lm_head.weight"], missing
-    model.tie_weights()
+    with tempfile.TemporaryDirectory() as widened:
+        config.save_pretrained(widened)
+        save_file(dense, pathlib.Path(widened) / "model.safetensors", metadata={"format": "pt"})
+        model, info = Model.from_pretrained(widened, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    model.eval()
     tokens = torch.randint(0, VOCAB, (1, PROMPT_LENGTH), generator=generator)
     with torch.inference_mode():
         logits = model(tokens).logits[0]
