@@ -27,9 +27,13 @@ DEVICE float activation(u32 which, float x) {
     case 0: return x / (1.0f + exp_of(-x)); // SiLU
     case 1: return x / (1.0f + exp_of(-1.5957691f * x * __fmaf_rn(x * x, 0.044715f, 1.0f))); // GELU by a hyperbolic tangent
     case 2: return fmaxf(x, 0.0f) - upper_tail(fabsf(x)) * fabsf(x); // GELU
-    default: return x < 0.0f ? 0.0f : x * x; // squared ReLU
+    case 3: return x < 0.0f ? 0.0f : x * x; // squared ReLU
+    default: x = fminf(x, 7.0f); return x / (1.0f + exp_of(-1.702f * x)); // clamped SwiGLU (gpt-oss)
     }
 }
+
+// What the gate's value is multiplied by.
+DEVICE float gated_by(u32 which, float up) { return which == 4 ? fmaxf(fminf(up, 7.0f), -7.0f) + 1.0f : up; }
 
 template <typename T> DEVICE void activate(const ActivateArgs &a) {
     const u32 rows = *a.rows;
@@ -38,7 +42,7 @@ template <typename T> DEVICE void activate(const ActivateArgs &a) {
         T *out = (T *)a.out + (size_t)r * a.cols;
         for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < a.cols; i += gridDim.x * blockDim.x) {
             const float value = activation(a.activation, x[i]);
-            out[i] = Of<T>::round(a.gated ? value * x[a.cols + i] : value);
+            out[i] = Of<T>::round(a.gated ? value * gated_by(a.activation, x[a.cols + i]) : value);
         }
     }
 }

@@ -242,6 +242,15 @@ fn rows_of_experts_are_those_of_each_experts_matmul_and_their_sums_those_of_a_ro
                 (0..EXPERTS).map(|_| made().unwrap()).collect()
             };
             let (up, down) = (matrices(2 * width, inputs), matrices(inputs, width));
+            let mut biases = |outputs: usize| -> Vec<Vector> {
+                (0..EXPERTS).map(|_| Vector::new(Source::F32(&random.numbers(outputs)))).collect()
+            };
+            let (up_bias, down_bias) = (biases(2 * width), biases(inputs));
+            let biased = |lane: &_, x: &Tensor, w: &Matrix, bias: &Vector| {
+                let mut out = Tensor::zeros(1, w.out_features());
+                matmul(lane, x.view(1), w, Some(bias), out.view_mut(1), Write::Replace);
+                out
+            };
             // What comes of some rows, in batches of so many.
             let run = |isa, workers, x: &Tensor, logits: &Tensor, rows: usize, most: usize| {
                 let lane = lane(isa, workers);
@@ -258,21 +267,27 @@ fn rows_of_experts_are_those_of_each_experts_matmul_and_their_sums_those_of_a_ro
                         &lane,
                         x.view(rows),
                         groups,
-                        &|e| &up[e],
+                        &|e| (&up[e], Some(&up_bias[e])),
                         between.view_mut(n),
                         to,
                     );
-                    matmul_experts(&lane, activated.view(n), groups, &|e| &down[e], back.view_mut(n));
+                    matmul_experts(
+                        &lane,
+                        activated.view(n),
+                        groups,
+                        &|e| (&down[e], Some(&down_bias[e])),
+                        back.view_mut(n),
+                    );
                     for (place, row) in groups.rows.iter().enumerate() {
                         let starts =
                             groups.starts.iter().take_while(|s| **s - groups.starts[0] <= place as u32);
                         let expert = groups.experts[starts.count() - 1] as usize;
                         let row = Tensor::from_rows(inputs, x.row(*row as usize));
                         let mut alone = Tensor::zeros(1, width);
-                        let product_of_row = product(&lane, row.view(1), &up[expert]);
+                        let product_of_row = biased(&lane, &row, &up[expert], &up_bias[expert]);
                         activate(&lane, product_of_row.view(1), Activation::Silu, alone.view_mut(1));
                         assert_eq!(bits(&alone, 1)[0], bits(&activated, n)[place], "{isa} {dtype} {place}");
-                        let alone = product(&lane, alone.view(1), &down[expert]);
+                        let alone = biased(&lane, &alone, &down[expert], &down_bias[expert]);
                         assert_eq!(bits(&alone, 1)[0], bits(&back, n)[place], "{isa} {dtype} {place}");
                     }
                     sum_experts(&lane, back.view(n), groups, &routing, out.view_mut(rows), write);

@@ -145,7 +145,13 @@ fn activation(activation: Activation, x: f64) -> f64 {
             x * if x > 0.0 { 1.0 - tail } else { tail }
         }
         Activation::ReluSquared => x.max(0.0).powi(2),
+        Activation::SwigluOai => x.min(7.0) / (1.0 + (-1.702 * x.min(7.0)).exp()),
     }
+}
+
+/// What its value is multiplied by.
+fn gated_by(activation: Activation, up: f64) -> f64 {
+    if activation == Activation::SwigluOai { up.clamp(-7.0, 7.0) + 1.0 } else { up }
 }
 
 #[test]
@@ -154,7 +160,11 @@ fn activations_agree_with_f64_gated_and_plain() {
         on_each_isa(|isa| {
             for (rows, cols) in SHAPES {
                 let mut random = Random::new(cols as u64 + 1);
-                let size = if one == Activation::Silu { 30.0 } else { 6.0 };
+                let size = match one {
+                    Activation::Silu => 30.0,
+                    Activation::SwigluOai => 12.0,
+                    _ => 6.0,
+                };
                 let values: Vec<f32> = random.numbers(rows * 2 * cols).iter().map(|x| x * size).collect();
                 let x = Tensor::from_rows(2 * cols, &values);
                 let (mut gated, mut plain) = (Tensor::zeros(rows, cols), Tensor::zeros(rows, 2 * cols));
@@ -168,7 +178,7 @@ fn activations_agree_with_f64_gated_and_plain() {
                         let expected = activation(one, f64::from(x.row(r)[i]));
                         close(plain.row(r)[i], expected, expected.abs(), tolerance, &what);
                         if i < cols {
-                            let expected = expected * f64::from(x.row(r)[cols + i]);
+                            let expected = expected * gated_by(one, f64::from(x.row(r)[cols + i]));
                             close(gated.row(r)[i], expected, expected.abs(), tolerance, &what);
                         }
                     }
@@ -185,7 +195,12 @@ fn activations_are_finite_at_the_ends() {
         on_each_isa(|isa| {
             let mut out = Tensor::zeros(1, 4);
             activate(&lane(isa, 1), x.view(1), one, out.view_mut(1));
-            let expected = if one == Activation::ReluSquared { [4e4, f32::INFINITY] } else { [200.0, 1e30] };
+            let expected = match one {
+                Activation::ReluSquared => [4e4, f32::INFINITY],
+                // Twice what is clamped: its `up` is 1, and 1 more.
+                Activation::SwigluOai => [2.0 * activation(one, 7.0) as f32; 2],
+                _ => [200.0, 1e30],
+            };
             assert_eq!(out.row(0)[2..], expected, "{isa} {one:?}");
             assert!(
                 out.row(0)[1].abs() < 1e-30 && out.row(0)[0].is_finite(),

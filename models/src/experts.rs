@@ -19,20 +19,29 @@ pub(crate) struct ExpertsBranch<M = Matrix, V = Vector> {
     pub(crate) norm_before: V,
     /// The logits of the experts, and behind them the gate of the shared one.
     pub(crate) router: M,
-    pub(crate) each: Vec<GatedMlp<M>>,
-    pub(crate) shared: Option<GatedMlp<M>>,
+    pub(crate) router_bias: Option<V>,
+    pub(crate) each: Vec<GatedMlp<M, V>>,
+    pub(crate) shared: Option<GatedMlp<M, V>>,
 }
 
 /// An MLP without a norm: gate and up behind one another, and down.
-pub(crate) struct GatedMlp<M> {
+pub(crate) struct GatedMlp<M, V> {
     pub(crate) inputs: M,
+    pub(crate) inputs_bias: Option<V>,
     pub(crate) output: M,
+    pub(crate) output_bias: Option<V>,
 }
 
 impl<M, V> ExpertsBranch<M, V> {
     pub(crate) fn matrices(&self) -> impl Iterator<Item = &M> {
         let experts = self.each.iter().chain(&self.shared);
         std::iter::once(&self.router).chain(experts.flat_map(|expert| [&expert.inputs, &expert.output]))
+    }
+
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = &V> {
+        let experts = self.each.iter().chain(&self.shared);
+        let biases = experts.flat_map(|expert| [&expert.inputs_bias, &expert.output_bias]);
+        std::iter::once(&self.norm_before).chain([&self.router_bias].into_iter().chain(biases).flatten())
     }
 }
 
@@ -58,9 +67,16 @@ impl ExpertsBranch {
         let (norm, width) = (Norm { weight: &self.norm_before, eps }, spec.width);
         ops::rms_norm(lane, x.view(n), norm.weight, norm.eps, normed.view_mut(n), Write::Replace);
         let normed = normed.view(n);
-        ops::matmul(lane, normed, &self.router, None, room.logits.view_mut(n), Write::Replace);
+        ops::matmul(
+            lane,
+            normed,
+            &self.router,
+            self.router_bias.as_ref(),
+            room.logits.view_mut(n),
+            Write::Replace,
+        );
         ops::route(lane, room.logits.view(n), spec.renormed, &mut room.routing);
-        if let Some(GatedMlp { inputs, output }) = &self.shared {
+        if let Some(GatedMlp { inputs, output, .. }) = &self.shared {
             let (both, width) = (inputs.out_features(), output.in_features());
             let (mlp, to) = (mlp.view_mut(n).columns(0..both), activated.view_mut(n).columns(0..width));
             ops::matmul_activated(lane, x.view(n), Some(norm), inputs, None, mlp, (spec.activation, to));
@@ -72,10 +88,16 @@ impl ExpertsBranch {
             let of_batch = groups.len();
             let both = projected.view_mut(of_batch).columns(0..2 * width);
             let to = activated.view_mut(of_batch).columns(0..width);
-            let inputs = |expert: usize| &self.each[expert].inputs;
+            let inputs = |expert: usize| {
+                let GatedMlp { inputs, inputs_bias, .. } = &self.each[expert];
+                (inputs, inputs_bias.as_ref())
+            };
             ops::matmul_experts_activated(lane, normed, groups, &inputs, both, (spec.activation, to));
             let from = activated.view(of_batch).columns(0..width);
-            let output = |expert: usize| &self.each[expert].output;
+            let output = |expert: usize| {
+                let GatedMlp { output, output_bias, .. } = &self.each[expert];
+                (output, output_bias.as_ref())
+            };
             ops::matmul_experts(lane, from, groups, &output, products.view_mut(of_batch));
             ops::sum_experts(lane, products.view(of_batch), groups, routing, x.view_mut(n), write);
             write = Write::Add;

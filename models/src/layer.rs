@@ -46,7 +46,9 @@ impl<M, V> Layer<M, V> {
         };
         let mlp = match &self.mlp {
             MlpBranch::Dense(mlp) => of_branch(mlp),
-            MlpBranch::Experts(mlp) => vector(&mlp.norm_before) + mlp.matrices().map(&matrix).sum::<u64>(),
+            MlpBranch::Experts(mlp) => {
+                mlp.matrices().map(&matrix).sum::<u64>() + mlp.vectors().map(&vector).sum::<u64>()
+            }
         };
         let heads = [&self.q_norm, &self.k_norm, &self.sinks, &self.stream_norm].into_iter().flatten();
         of_branch(&self.attention) + mlp + heads.map(&vector).sum::<u64>()

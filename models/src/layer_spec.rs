@@ -105,7 +105,7 @@ pub enum Mlp {
     Experts(Experts),
 }
 
-/// A mixture of experts. It has no biases, and no norm behind it.
+/// A mixture of experts. It has no norm behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
     /// Of each expert.
@@ -120,6 +120,8 @@ pub struct Experts {
     pub renormed: bool,
     /// Width of an expert that every row goes to, weighed by a gate of its own.
     pub shared: Option<usize>,
+    /// The router and each expert's projections have biases.
+    pub bias: bool,
 }
 
 impl Experts {
@@ -225,10 +227,14 @@ impl LayerSpec {
         });
         let router = ["mlp.gate", "mlp.shared_expert_gate"].into_iter().zip([experts.count, 1]);
         let (width, keys) = (Split::Width(experts.width), "num_experts, moe_intermediate_size, hidden_size");
-        let each = |expert| GatedWeights::new(&format!("mlp.experts.{expert}"), width, keys);
+        let each = |expert| GatedWeights {
+            bias: experts.bias,
+            ..GatedWeights::new(&format!("mlp.experts.{expert}"), width, keys)
+        };
         MlpWeights::Experts(ExpertsWeights {
             norms,
             router: router.take(1 + usize::from(shared.is_some())).collect(),
+            router_bias: experts.bias,
             each: (0..experts.count).map(each).collect(),
             shared,
         })
@@ -246,6 +252,7 @@ pub(crate) struct ExpertsWeights {
     pub(crate) norms: Norms,
     /// Parts of the router, with their outputs, one matrix; every shard has all of it.
     pub(crate) router: Vec<(&'static str, usize)>,
+    pub(crate) router_bias: bool,
     pub(crate) each: Vec<GatedWeights>,
     pub(crate) shared: Option<GatedWeights>,
 }
@@ -254,13 +261,14 @@ pub(crate) struct ExpertsWeights {
 pub(crate) struct GatedWeights {
     pub(crate) inputs: [(String, Split); 2],
     pub(crate) output: (String, Split),
+    pub(crate) bias: bool,
     pub(crate) keys: &'static str,
 }
 
 impl GatedWeights {
     fn new(place: &str, split: Split, keys: &'static str) -> GatedWeights {
         let of = |part: &str| (format!("{place}.{part}_proj"), split);
-        GatedWeights { inputs: [of("gate"), of("up")], output: of("down"), keys }
+        GatedWeights { inputs: [of("gate"), of("up")], output: of("down"), bias: false, keys }
     }
 }
 

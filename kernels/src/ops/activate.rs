@@ -19,14 +19,24 @@ pub enum Activation {
     Gelu,
     /// `max(x, 0)^2`.
     ReluSquared,
+    /// `x / (1 + e^-1.702x)` of an `x` of 7 at most, and times `up + 1` where it is the gate of an `up`, which counts from -7 to 7 (gpt-oss).
+    SwigluOai,
 }
+
+/// What [`Activation::SwigluOai`] clamps to.
+const SWIGLU_LIMIT: f32 = 7.0;
 
 impl Activation {
     /// All there are.
-    pub const ALL: [Activation; 4] =
-        [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::ReluSquared];
+    pub const ALL: [Activation; 5] = [
+        Activation::Silu,
+        Activation::GeluTanh,
+        Activation::Gelu,
+        Activation::ReluSquared,
+        Activation::SwigluOai,
+    ];
 
-    /// The names that config.json may have for each: those of transformers.
+    /// The names that config.json may have: those of transformers. The last has none.
     pub const NAMES: [(Activation, &[&str]); 4] = [
         (Activation::Silu, &["silu", "swish"]),
         (Activation::GeluTanh, &["gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh"]),
@@ -55,7 +65,24 @@ impl Activation {
                 s.sub(s.max(x, zero), tail)
             }
             Activation::ReluSquared => s.select(s.less(x, zero), zero, s.mul(x, x)),
+            Activation::SwigluOai => {
+                let x = s.min(x, s.splat(SWIGLU_LIMIT));
+                s.div(x, s.add(one, exp(s, s.mul(s.splat(-1.702), x))))
+            }
         }
+    }
+
+    /// Its value where it is the gate of `up`.
+    #[inline(always)]
+    fn gating<S: Simd>(self, s: S, gate: S::F, up: S::F) -> S::F {
+        let up = match self {
+            Activation::SwigluOai => {
+                let up = s.max(s.min(up, s.splat(SWIGLU_LIMIT)), s.splat(-SWIGLU_LIMIT));
+                s.add(up, s.splat(1.0))
+            }
+            _ => up,
+        };
+        s.mul(self.of(s, gate), up)
     }
 }
 
@@ -114,6 +141,7 @@ impl Row<'_> {
             Activation::GeluTanh => dispatch(isa, Activate::<1>(self)),
             Activation::Gelu => dispatch(isa, Activate::<2>(self)),
             Activation::ReluSquared => dispatch(isa, Activate::<3>(self)),
+            Activation::SwigluOai => dispatch(isa, Activate::<4>(self)),
         }
     }
 }
@@ -137,7 +165,7 @@ impl<const ACTIVATION: usize> Kernel for Activate<'_, ACTIVATION> {
         let inputs = gate.chunks(S::LANES).zip(up.chunks(S::LANES));
         for ((gate, up), out) in inputs.zip(out.chunks_mut(S::LANES)) {
             let (gate, up) = (s.load_some(gate), s.load_some(up));
-            s.store_some(out, s.mul(activation.of(s, gate), up));
+            s.store_some(out, activation.gating(s, gate, up));
         }
     }
 }

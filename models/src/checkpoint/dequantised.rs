@@ -98,17 +98,28 @@ enum Zeros<'a> {
 
 /// Floating-point numbers of a file.
 #[derive(Clone, Copy)]
-struct Numbers<'a> {
+pub(super) struct Numbers<'a> {
     stored: Stored,
     bytes: &'a [u8],
 }
 
-impl Numbers<'_> {
+impl<'a> Numbers<'a> {
+    /// Those of a tensor, if it has some.
+    pub(super) fn of(placed: &Placed, bytes: &'a [u8]) -> Option<Numbers<'a>> {
+        let stored = match placed.dtype.as_str() {
+            "F32" => Stored::F32,
+            "BF16" => Stored::Bf16,
+            "F16" => Stored::F16,
+            _ => return None,
+        };
+        Some(Numbers { stored, bytes })
+    }
+
     fn len(&self) -> usize {
         self.bytes.len() / self.stored.bytes()
     }
 
-    fn at(&self, place: usize) -> f32 {
+    pub(super) fn at(&self, place: usize) -> f32 {
         let mut number = [0.0];
         Source::File(self.stored, self.bytes).read_f32(place, &mut number);
         number[0]
@@ -129,6 +140,10 @@ impl<'a> Dequantised<'a> {
             WeightQuantisation::Bytes { .. } => "weight",
             WeightQuantisation::Packed { .. } => "weight_packed",
             WeightQuantisation::Awq { .. } | WeightQuantisation::Gptq { .. } => "qweight",
+            WeightQuantisation::Mxfp4 => {
+                let problem = "`quantization_config` says mxfp4, which is read of gpt-oss alone";
+                return Err(ModelError::format(&checkpoint.files.catalogue, &problem));
+            }
         };
         for (name, placed) in checkpoint.headers.iter().flat_map(Header::iter) {
             let Some(module) = name.strip_suffix(codes).and_then(|name| name.strip_suffix('.')) else {
@@ -220,6 +235,7 @@ impl<'a> Reader<'a> {
             WeightQuantisation::Bytes { block, scales, integers } => self.of_bytes(block, scales, integers),
             WeightQuantisation::Packed { bits, block } => self.packed(bits, block),
             WeightQuantisation::Awq { group } => self.by_group(4, group, None),
+            WeightQuantisation::Mxfp4 => Err(self.wrong("weight", "is of gpt-oss alone")),
             WeightQuantisation::Gptq { bits, group, zero_offset } => {
                 self.by_group(bits, group, Some(zero_offset.into()))
             }
@@ -346,13 +362,9 @@ impl<'a> Reader<'a> {
 
     fn numbers(&self, part: &str, shape: [usize; 2]) -> Result<Numbers<'a>, ModelError> {
         let (placed, bytes) = self.needed(part)?;
-        let (stored, dtype) = match placed.dtype.as_str() {
-            "F16" => (Stored::F16, "F16"),
-            "BF16" => (Stored::Bf16, "BF16"),
-            _ => (Stored::F32, "F32"),
-        };
-        self.check(part, placed, dtype, shape)?;
-        Ok(Numbers { stored, bytes })
+        let numbers = Numbers::of(placed, bytes);
+        self.check(part, placed, if numbers.is_some() { &placed.dtype } else { "F32" }, shape)?;
+        numbers.ok_or_else(|| self.wrong(part, "has no numbers"))
     }
 
     fn integers(&self, part: &str) -> Result<Option<Vec<i64>>, ModelError> {

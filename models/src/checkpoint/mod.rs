@@ -5,6 +5,7 @@ mod dequantised;
 mod expert_layouts;
 mod files;
 mod folder;
+mod gpt_oss;
 mod header;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use self::expert_layouts::{ExpertLayout, InStack};
 pub use self::files::weight_files;
 pub(crate) use self::files::{Files, has_weights};
 pub(crate) use self::folder::{check_pointer, why_not};
+pub(crate) use self::gpt_oss::GptOss;
 use self::header::{Header, Placed};
 use crate::ModelError;
 use crate::load::{EMBEDDING, HEAD, Tensors};
@@ -108,6 +110,11 @@ impl Checkpoint<'_> {
     /// What a tensor has is read, or says nothing of the model.
     fn take(&self, name: &str) {
         self.entries.get(name).iter().for_each(|entry| entry.taken.set(true));
+    }
+
+    /// The name of a tensor, if it is there.
+    fn named(&self, name: &str) -> Option<&str> {
+        self.entries.get_key_value(name).map(|(name, _)| name.as_str())
     }
 
     /// A tensor as it lies in its file.

@@ -43,6 +43,7 @@ impl ExpertDefaults {
             active,
             width: own.unwrap_or(intermediate),
             renormed: own.is_none() || keys.flag("norm_topk_prob", false)?,
+            bias: false,
             shared: width("shared_expert_intermediate_size", self.shared_expert_intermediate_size)?,
         };
         if count * experts.width > MAX_COLUMNS {

@@ -52,6 +52,8 @@ pub enum Architecture {
     Glm4,
     /// `GraniteForCausalLM`: embeddings, scores, branches and logits have factors.
     Granite,
+    /// `GptOssForCausalLM`: experts with biases and a clamped activation, sinks, sliding windows in every other layer.
+    GptOss,
 }
 
 /// A family.
@@ -78,7 +80,7 @@ struct Shape<'a> {
 }
 
 /// All there are.
-const FAMILIES: [Family; 17] = [
+const FAMILIES: [Family; 18] = [
     Family {
         architecture: Architecture::Llama,
         name: "Llama",
@@ -422,6 +424,36 @@ const FAMILIES: [Family; 17] = [
             Ok(())
         },
     },
+    Family {
+        architecture: Architecture::GptOss,
+        name: "GptOss",
+        defaults: Defaults {
+            vocab_size: 201_088,
+            hidden_size: 2880,
+            intermediate_size: 2880,
+            num_hidden_layers: 36,
+            num_attention_heads: 64,
+            num_key_value_heads: Some(8),
+            head_dim: Some(64),
+            max_position_embeddings: 131_072,
+            rms_norm_eps: 1e-5,
+            rope: RopeDefaults { theta: 1.5e5, ..ROPE },
+            sliding_window: Some(128),
+            attention_bias: true,
+            bos_token_id: None,
+            eos_token_id: &[],
+            experts: Some(ExpertDefaults {
+                num_experts: 128,
+                num_experts_per_tok: 4,
+                moe_intermediate_size: None,
+                shared_expert_intermediate_size: None,
+            }),
+            ..LLAMA
+        },
+        activation: "hidden_act",
+        reads: &["attention_bias", "sliding_window"],
+        shape: |shape| shape.mix_as_gpt_oss(),
+    },
 ];
 
 /// Gate and up in one tensor.
@@ -466,6 +498,29 @@ impl Shape<'_> {
             let activation = layer.mlp.kind.activation().0;
             layer.mlp.kind = Mlp::Experts(defaults.read(self.keys, activation, intermediate)?);
         }
+        Ok(())
+    }
+
+    /// Experts with biases and an activation of their own, a sink for each head, and a window in every other layer.
+    fn mix_as_gpt_oss(&mut self) -> Result<(), ModelError> {
+        if self.keys.get("rope_parameters").or(self.keys.get("rope_scaling")).is_none() {
+            let problem = "is missing: all of this family are trained with YaRN";
+            return Err(self.keys.error("rope_scaling", problem));
+        }
+        for (key, only) in [("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)] {
+            let said = self.factor(key, only)?;
+            if said != only as f32 {
+                return Err(self.keys.error(key, format!("is {said}; supported is {only}")));
+            }
+        }
+        self.slide_in_most(2)?;
+        self.mix()?;
+        self.each(|layer, _| {
+            layer.attention.sinks = true;
+            if let Mlp::Experts(experts) = &mut layer.mlp.kind {
+                (experts.activation, experts.bias) = (Activation::SwigluOai, true);
+            }
+        });
         Ok(())
     }
 

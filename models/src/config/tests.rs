@@ -147,6 +147,7 @@ fn experts_are_read_as_published_models_have_them() {
         "output_router_logits": false, "router_aux_loss_coef": 0.001, "use_sliding_window": false, "rope_theta": 1e6});
     let qwen3 = family("Qwen3MoeForCausalLM", &thirty);
     let experts = Experts {
+        bias: false,
         activation: Activation::Silu,
         count: 128,
         active: 8,

@@ -40,10 +40,12 @@ pub enum WeightQuantisation {
         /// What is to be added to zero points as they are stored.
         zero_offset: u8,
     },
+    /// Experts of gpt-oss: codes of 4 bits (E2M1), and a power of two for 32 of them.
+    Mxfp4,
 }
 
 const SECTION: &str = "quantization_config";
-const METHODS: &str = "supported are compressed-tensors, fp8, awq and gptq";
+const METHODS: &str = "supported are compressed-tensors, fp8, awq, gptq, and mxfp4 of gpt-oss";
 
 /// What `quantization_config` says, if it is there.
 pub(super) fn read(keys: &Keys) -> Result<Option<WeightQuantisation>, ModelError> {
@@ -60,6 +62,7 @@ pub(super) fn read(keys: &Keys) -> Result<Option<WeightQuantisation>, ModelError
         Some("fp8") => fp8(&section)?,
         Some("awq") => awq(&section)?,
         Some("gptq") => gptq(&section)?,
+        Some("mxfp4") => WeightQuantisation::Mxfp4,
         Some(other) => {
             let problem = format!("is {other:?}; {METHODS}: give the checkpoint in bf16, or quantised so");
             return Err(section.error("quant_method", problem));
@@ -82,6 +85,7 @@ impl std::fmt::Display for WeightQuantisation {
             WeightQuantisation::Awq { group } => {
                 write!(f, "AWQ, 4 bits, a scale for {} inputs", many(*group))
             }
+            WeightQuantisation::Mxfp4 => write!(f, "MXFP4, 4 bits, a power of two for 32 inputs"),
             WeightQuantisation::Gptq { bits, group, .. } => {
                 write!(f, "GPTQ, {bits} bits, a scale for {} inputs", many(*group))
             }

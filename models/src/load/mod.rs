@@ -456,17 +456,27 @@ impl<P: Packer> Loader<'_, P> {
         Ok(ExpertsBranch {
             norm_before: self.norm(&norm, hidden, "num_hidden_layers, hidden_size")?,
             router: self.matrix(&router, "num_experts, hidden_size")?,
+            router_bias: if weights.router_bias { self.bias(&router, "num_experts")? } else { None },
             each: weights.each.iter().map(|expert| self.gated(place, expert)).collect::<Result<_, _>>()?,
             shared: weights.shared.as_ref().map(|expert| self.gated(place, expert)).transpose()?,
         })
     }
 
-    fn gated(&mut self, place: &str, weights: &GatedWeights) -> Result<GatedMlp<P::Matrix>, ModelError> {
+    fn gated(
+        &mut self,
+        place: &str,
+        weights: &GatedWeights,
+    ) -> Result<GatedMlp<P::Matrix, P::Vector>, ModelError> {
         let inputs = self.inputs(place, &weights.inputs, self.config.hidden);
         let output = self.output(place, &weights.output);
+        let bias = |loader: &mut Self, of: &[Projection]| {
+            if weights.bias { loader.bias(of, weights.keys) } else { Ok(None) }
+        };
         Ok(GatedMlp {
             inputs: self.matrix(&inputs, weights.keys)?,
+            inputs_bias: bias(self, &inputs)?,
             output: self.matrix(&output, weights.keys)?,
+            output_bias: bias(self, &output)?,
         })
     }
 

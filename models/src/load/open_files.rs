@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::tensors::Tensors;
-use crate::checkpoint::{Checkpoint, Dequantised, Files};
+use crate::checkpoint::{Checkpoint, Dequantised, Files, GptOss};
 use crate::gguf::{Gguf, GgufTensors, Parts, is_gguf};
-use crate::{ModelConfig, ModelError};
+use crate::{Architecture, ModelConfig, ModelError, WeightQuantisation};
 
 /// Maps the files of `path`, reads their headers, and hands their tensors to `load`; `config` is the whole model's.
 pub(super) fn open_files<T>(
@@ -21,6 +21,9 @@ pub(super) fn open_files<T>(
     let files = Files::map(path)?;
     let mut checkpoint = Checkpoint::new(&files)?;
     match config.quantised {
+        None | Some(WeightQuantisation::Mxfp4) if config.architecture == Architecture::GptOss => {
+            load(&mut GptOss::new(&checkpoint)?)
+        }
         None => load(&mut checkpoint),
         Some(quantisation) => load(&mut Dequantised::new(&checkpoint, quantisation)?),
     }

@@ -87,6 +87,7 @@ impl SyntheticSpec {
         let mut layer = LayerSpec::llama(self.hidden / self.heads, rope);
         if self.experts > 0 {
             layer.mlp.kind = Mlp::Experts(Experts {
+                bias: false,
                 activation: layer.mlp.kind.activation().0,
                 count: self.experts,
                 active: self.experts_per_token,

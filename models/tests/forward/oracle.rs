@@ -71,7 +71,8 @@ pub(crate) fn config(random: &mut Random) -> ModelConfig {
 }
 
 fn layer(random: &mut Random, head_dim: usize) -> LayerSpec {
-    let activation = random.one_of(&Activation::ALL);
+    // The last is of experts alone.
+    let activation = random.one_of(&Activation::ALL[..4]);
     let rope = RopeConfig {
         partial: random.one_of(&[None, Some(2.max(head_dim / 4 * 2))]),
         neighbours: random.chance(),
@@ -111,6 +112,7 @@ fn layer(random: &mut Random, head_dim: usize) -> LayerSpec {
 fn with_experts(random: &mut Random, mut config: ModelConfig) -> ModelConfig {
     let count = 1 + random.below(9);
     let experts = Experts {
+        bias: random.chance(),
         activation: random.one_of(&Activation::ALL),
         count,
         active: 1 + random.below(count),
@@ -188,13 +190,13 @@ impl Checkpoint {
             match mlp.kind {
                 Mlp::Gated(_) => gated("mlp", intermediate, true, mlp.bias),
                 Mlp::Plain(_) => gated("mlp", intermediate, false, mlp.bias),
-                Mlp::Experts(Experts { count, width, shared, .. }) => {
-                    (0..count).for_each(|expert| gated(&format!("mlp.experts.{expert}"), width, true, false));
+                Mlp::Experts(Experts { count, width, shared, bias, .. }) => {
+                    (0..count).for_each(|expert| gated(&format!("mlp.experts.{expert}"), width, true, bias));
                     if let Some(width) = shared {
                         gated("mlp.shared_expert", width, true, false);
-                        linear("mlp.shared_expert_gate", 1, hidden, false);
+                        linear("mlp.shared_expert_gate", 1, hidden, bias);
                     }
-                    linear("mlp.gate", count, hidden, false);
+                    linear("mlp.gate", count, hidden, bias);
                 }
             }
             if attention.sinks {
@@ -330,16 +332,18 @@ impl Oracle<'_> {
         let Some(fused) = spec.fused else { return self.gated(&format!("{place}.mlp"), activation, gate, x) };
         let (all, width) = (self.linear(x, place, fused)?, self.config.intermediate);
         let inner = match gate {
-            true => (activated(activation, &all.narrow(1, 0, width)?)? * all.narrow(1, width, width)?)?,
+            true => gating(activation, &all.narrow(1, 0, width)?, &all.narrow(1, width, width)?)?,
             false => activated(activation, &all)?,
         };
         self.linear(&inner, place, "mlp.down_proj")
     }
 
     fn gated(&self, place: &str, activation: Activation, gate: bool, x: &Tensor) -> Result<Tensor> {
-        let of = |x: Tensor| activated(activation, &x);
         let up = self.linear(x, place, "up_proj")?;
-        let inner = if gate { (of(self.linear(x, place, "gate_proj")?)? * up)? } else { of(up)? };
+        let inner = match gate {
+            true => gating(activation, &self.linear(x, place, "gate_proj")?, &up)?,
+            false => activated(activation, &up)?,
+        };
         self.linear(&inner, place, "down_proj")
     }
 
@@ -374,7 +378,17 @@ fn activated(activation: Activation, x: &Tensor) -> Result<Tensor> {
         Activation::GeluTanh => x.gelu(),
         Activation::Gelu => x.gelu_erf(),
         Activation::ReluSquared => x.relu()?.sqr(),
+        Activation::SwigluOai => {
+            let x = x.minimum(7.0)?;
+            &x / ((&x * -1.702)?.exp()? + 1.0)?
+        }
     }
+}
+
+/// The value of the gate, times what it lets through.
+fn gating(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let up = if activation == Activation::SwigluOai { (up.clamp(-7.0, 7.0)? + 1.0)? } else { up.clone() };
+    activated(activation, gate)? * up
 }
 
 /// Rotated by their positions: `[heads, n, head_dim]`; halves of what turns are pairs, or neighbours are.

@@ -135,6 +135,12 @@ CASES = {
     "granite": ("Granite", dict(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, attention_bias=True,
         embedding_multiplier=6.0, residual_multiplier=0.22, attention_multiplier=0.2, logits_scaling=4.0, num_hidden_layers=3), "float32", False, None),
+    "gpt-oss": ("GptOss", dict(
+        hidden_size=40, num_attention_heads=4, num_key_value_heads=2, head_dim=12, intermediate_size=24, num_local_experts=5, num_experts_per_tok=2,
+        sliding_window=7, rope_parameters=dict(YARN, truncate=False)), "bfloat16", True, None),
+    "gpt-oss-mxfp4": ("GptOss", dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=1, head_dim=16, intermediate_size=64, num_local_experts=3, num_experts_per_tok=1,
+        sliding_window=5, rope_parameters=dict(YARN, truncate=False), layer_types=["full_attention", "sliding_attention"]), "bfloat16", False, None),
 }
 # Those that are saved as transformers 5 holds them.
 STACKED = ["qwen3-moe-stacked", "mixtral-sliding-stacked"]
@@ -168,8 +174,29 @@ def as_released(folder):
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
+def mxfp4(folder):
+    """Experts as gpt-oss is published: codes of 4 bits, the first of two in the lower ones, and a power of two for 32 inputs."""
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        # [experts, inputs, outputs]
+        weight = tensors.pop(name).float().transpose(1, 2)
+        blocks = weight.reshape(*weight.shape[:2], -1, 32)
+        powers = torch.floor(torch.log2(blocks.abs().amax(-1).clamp(min=1e-30))) - 2
+        scaled = blocks / 2 ** powers[..., None]
+        codes = (scaled.abs()[..., None] - values).abs().argmin(-1) + 8 * (scaled < 0)
+        tensors[name + "_blocks"] = (codes[..., 0::2] | codes[..., 1::2] << 4).to(torch.uint8)
+        tensors[name + "_scales"] = (powers + 127).to(torch.uint8)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    path = folder / "config.json"
+    section = dict(quant_method="mxfp4", modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"])
+    path.write_text(json.dumps(json.loads(path.read_text()) | dict(quantization_config=section), indent=2) + "\n")
+
+
 # What is done to a checkpoint once it is saved.
-EDITS = {"llama-scaling-beside-parameters": extended, "qwen2-tied-with-another-head": another_head, "gemma3-older-keys": as_released}
+EDITS = {"llama-scaling-beside-parameters": extended, "qwen2-tied-with-another-head": another_head, "gemma3-older-keys": as_released,
+         "gpt-oss-mxfp4": mxfp4}
 
 
 def randomize(model, generator):
@@ -183,7 +210,9 @@ def randomize(model, generator):
             parameter.data = 0.5 * noise
         elif "embed_tokens" in name or "lm_head" in name:
             parameter.data = noise * 0.5
-        elif name.endswith("mlp.gate.weight"):
+        elif name.endswith("sinks"):
+            parameter.data = noise
+        elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
             # Far enough apart that rounding does not choose other experts.
             parameter.data = noise * (4 / parameter.shape[1] ** 0.5)
         elif ".experts." in name:
@@ -196,7 +225,8 @@ def randomize(model, generator):
 def prompt(model, generator):
     """Random tokens. Where there are experts, those whose routers are far from choosing others: what rounding changes is then no other choice."""
     config = model.config
-    experts, active = getattr(config, "num_experts", 0), getattr(config, "num_experts_per_tok", 0)
+    experts = getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)
+    active = getattr(config, "num_experts_per_tok", 0)
     if not experts or experts == active:
         return torch.randint(0, VOCAB, (1, PROMPT_LENGTH), generator=generator)
     tokens = torch.empty((1, 0), dtype=torch.int64)
@@ -204,6 +234,7 @@ def prompt(model, generator):
         longer = torch.cat([tokens, torch.randint(0, VOCAB, (1, 1), generator=generator)], dim=1)
         with torch.inference_mode():
             routers = model(longer, output_router_logits=True).router_logits
+        # Of gpt-oss they are those of the active ones alone.
         last = [logits.reshape(-1, experts)[-1].sort(descending=True).values for logits in routers]
         if all(logits[active - 1] - logits[active] > 0.5 for logits in last):
             tokens = longer

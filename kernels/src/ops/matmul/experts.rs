@@ -4,8 +4,8 @@
 
 use super::super::activate::{Activation, activate};
 use super::strip::{Job, STRIP};
-use super::{Activated, Slabs, run_slabs};
-use crate::memory::{Matrix, View, ViewMut};
+use super::{Activated, Biased, Slabs, run_slabs};
+use crate::memory::{Matrix, Vector, View, ViewMut};
 use crate::ops::write::Write;
 use crate::{Lane, Op};
 use std::ops::Range;
@@ -41,6 +41,9 @@ impl Groups<'_> {
     }
 }
 
+/// The matrix of an expert, and its bias.
+type Of<'f, 'a> = &'f (dyn Fn(usize) -> (&'a Matrix, Option<&'a Vector>) + Sync);
+
 /// The rows of `x` that the groups name, times the matrix of their expert; row `i` of `projected` and `out` is row `i` of the groups. They are
 /// activated on the way: see [`matmul_activated`](super::matmul_activated).
 ///
@@ -50,7 +53,7 @@ pub fn matmul_experts_activated<'a>(
     lane: &Lane,
     x: View<'_>,
     groups: Groups<'_>,
-    w: &(dyn Fn(usize) -> &'a Matrix + Sync),
+    w: Of<'_, 'a>,
     mut projected: ViewMut<'_>,
     (activation, out): (Activation, ViewMut<'_>),
 ) {
@@ -74,13 +77,7 @@ pub fn matmul_experts_activated<'a>(
 ///
 /// # Panics
 /// If shapes do not fit.
-pub fn matmul_experts<'a>(
-    lane: &Lane,
-    x: View<'_>,
-    groups: Groups<'_>,
-    w: &(dyn Fn(usize) -> &'a Matrix + Sync),
-    out: ViewMut<'_>,
-) {
+pub fn matmul_experts<'a>(lane: &Lane, x: View<'_>, groups: Groups<'_>, w: Of<'_, 'a>, out: ViewMut<'_>) {
     assert_eq!(x.rows(), groups.len(), "matmul_experts: rows of x");
     run(lane, (x, None), groups, w, out, None);
 }
@@ -89,12 +86,12 @@ fn run<'a>(
     lane: &Lane,
     (x, chosen): (View<'_>, Option<&[u32]>),
     groups: Groups<'_>,
-    w: &(dyn Fn(usize) -> &'a Matrix + Sync),
+    w: Of<'_, 'a>,
     out: ViewMut<'_>,
     activated: Option<Activated<'_>>,
 ) {
     let Some(first) = groups.experts.first() else { return };
-    let shape = w(*first as usize);
+    let (shape, _) = w(*first as usize);
     assert_eq!(x.cols(), shape.in_features(), "matmul_experts: columns of x and inputs of w");
     assert_eq!(
         (out.rows(), out.cols()),
@@ -122,12 +119,13 @@ fn run<'a>(
         let (group, own) = place(slab);
         let (expert, start, part) =
             (groups.experts[group] as usize, groups.rows_of(group).start, slabs(group).part(own));
-        let w = w(expert);
+        let (w, bias) = w(expert);
+        let bias = bias.map(Vector::as_slice);
         assert_eq!(
-            (w.in_features(), w.out_features()),
-            (shape.in_features(), shape.out_features()),
+            (w.in_features(), w.out_features(), bias.map_or(w.out_features(), <[f32]>::len)),
+            (shape.in_features(), shape.out_features(), shape.out_features()),
             "shape of an expert"
         );
-        (w, start + part.start..start + part.end)
+        (Biased { w, bias }, start + part.start..start + part.end)
     });
 }

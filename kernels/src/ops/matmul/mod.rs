@@ -112,7 +112,9 @@ fn job<'a>(
 fn run(lane: &Lane, job: &Job<'_>, activated: Option<Activated<'_>>) {
     let rows = job.x.rows();
     let slabs = Slabs::of(rows, lane.supported().isa());
-    run_slabs(lane, Op::Matmul, job, (slabs.count, slabs.rows), activated, &|slab| (job.w, slabs.part(slab)));
+    run_slabs(lane, Op::Matmul, job, (slabs.count, slabs.rows), activated, &|slab| {
+        (Biased { w: job.w, bias: job.bias }, slabs.part(slab))
+    });
 }
 
 /// Rows in even parts, none with more than stay in a core's cache.
@@ -135,6 +137,13 @@ impl Slabs {
     }
 }
 
+/// A matrix, and what is added to its products.
+#[derive(Clone, Copy)]
+struct Biased<'a> {
+    w: &'a Matrix,
+    bias: Option<&'a [f32]>,
+}
+
 /// Does the work of `slabs`, each some rows of the job (about `slab_rows`) and a matrix shaped as the job's.
 fn run_slabs<'a>(
     lane: &Lane,
@@ -142,7 +151,7 @@ fn run_slabs<'a>(
     job: &Job<'a>,
     (slabs, slab_rows): (usize, usize),
     activated: Option<Activated<'_>>,
-    part: &(dyn Fn(usize) -> (&'a Matrix, Range<usize>) + Sync),
+    part: &(dyn Fn(usize) -> (Biased<'a>, Range<usize>) + Sync),
 ) {
     let (inputs, out_features) = (job.w.in_features(), job.w.out_features());
     // Items go slab by slab, each through all strips; a strip that is activated goes with those that it is the gates of.
@@ -159,8 +168,8 @@ fn run_slabs<'a>(
                 // Of one slab: consecutive strips.
                 let slab = items.start / strips;
                 let end = items.end.min((slab + 1) * strips);
-                let (w, rows) = part(slab);
-                let job = &Job { w, ..*job };
+                let (Biased { w, bias }, rows) = part(slab);
+                let job = &Job { w, bias, ..*job };
                 let first = items.start % strips * STRIP..(end - slab * strips) * STRIP;
                 let second = gated.then_some(strips * STRIP + first.start..strips * STRIP + first.end);
                 for outputs in [Some(first.clone()), second].into_iter().flatten() {
