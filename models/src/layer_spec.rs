@@ -51,8 +51,7 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Scores, so scaled, are at most this large: `cap tanh(score / cap)`.
     pub soft_cap: Option<f32>,
-    /// Each head has a learned score more in its softmax, with no value: what it attends to where nothing fits. No family here has
-    /// them yet.
+    /// Each head has a learned score more in its softmax, with no value: what it attends to where nothing fits (gpt-oss).
     pub sinks: bool,
     /// How q and k are rotated by their positions; `None`: not at all (NoPE).
     pub rope: Option<RopeConfig>,

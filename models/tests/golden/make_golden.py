@@ -2,7 +2,7 @@
 """Make the golden files: a tiny random checkpoint of each family, with the logits that Hugging Face transformers computes from it
 in float32, and two small tokenizers with what the tokenizers library makes of some texts.
 
-    pip install torch transformers safetensors tokenizers
+    pip install torch transformers safetensors tokenizers accelerate
     python make_golden.py            # writes the folders beside this file
     python make_golden.py NAME ...   # only these checkpoints
 
