@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::bounds::{Bounds, Shape};
 use super::conversation::content;
 use super::format::{Form, form};
+use super::resume::{Resume, resume};
 use super::speculation::handling;
 use crate::random;
 
@@ -24,7 +25,7 @@ const MAX_STOP_TOKENS: usize = 64;
 /// Entries of `logit_bias` at most.
 const MAX_BIASES: usize = 1024;
 /// Choices per prompt at most.
-const MAX_CHOICES: usize = 16;
+pub(super) const MAX_CHOICES: usize = 16;
 
 /// Pairs of `metadata`, and characters of a key and of a value, as in OpenAI's API.
 const MAX_METADATA: usize = 16;
@@ -85,6 +86,8 @@ pub struct Parameters {
     pub usage_so_far: bool,
     /// Whether answers have the ids of their tokens.
     pub return_token_ids: bool,
+    /// The output that goes on, if it has begun elsewhere.
+    pub resume: Option<Resume>,
 }
 
 /// How many choices a prompt gets: 1, if nobody says more.
@@ -198,6 +201,7 @@ pub(super) fn parameters(
     fields.tell("stop_token_ids", || json!({"maxItems": MAX_STOP_TOKENS}));
     streaming(fields, shape, &mut parameters)?;
     check_form(fields, &parameters)?;
+    parameters.resume = resume(fields, shape, bounds, &parameters)?;
     Ok(parameters)
 }
 
@@ -288,7 +292,8 @@ fn top_k(fields: &mut Fields<'_>) -> Result<Option<u32>, FieldError> {
 fn seed(fields: &mut Fields<'_>) -> Result<u64, FieldError> {
     let name = ("seed", "A whole number of 64 bits; without one it is random.");
     match fields.value_of(name, || json!({"type": "integer", "format": "int64"})) {
-        None => Ok(random::number()),
+        // As large as JavaScript keeps: the answer says it.
+        None => Ok(random::number() >> 11),
         Some(value) => value
             .as_u64()
             .or_else(|| value.as_i64().map(i64::cast_unsigned))
