@@ -3,12 +3,35 @@
 use std::fmt;
 use std::time::Duration;
 
+use faser_engine::TokenId;
 use ring::digest::{Context, SHA256};
-
-use super::Answer;
 
 /// Bytes of a hash that are shown.
 const SHOWN: usize = 8;
+
+/// Of a predicted output every token of this number is another one, so that it is left and found again.
+const MISPREDICTED: usize = 9;
+
+/// What a request got.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Answer {
+    pub(super) tokens: Vec<TokenId>,
+    pub(super) text: String,
+    /// Proposals that were verified.
+    pub(super) proposed: usize,
+    /// Those of them that were accepted.
+    pub(super) accepted: usize,
+}
+
+impl Answer {
+    /// A prediction of it that is wrong here and there.
+    pub(super) fn nearly(&self) -> Vec<TokenId> {
+        let wrong = |(at, &token): (usize, &TokenId)| {
+            if at % MISPREDICTED == MISPREDICTED - 1 { token ^ 1 } else { token }
+        };
+        self.tokens.iter().enumerate().map(wrong).collect()
+    }
+}
 
 /// A way in which all requests were run.
 pub(super) struct Way {
@@ -134,6 +157,14 @@ mod tests {
         assert!(lines[4].contains("3 of 5") && lines[4].ends_with("  same"), "{told}");
         assert!(lines[5].starts_with("three: pard   8       64  "), "{told}");
         assert!(lines[5].ends_with("  DIFFERS") && !lines[5].contains("of 5"), "{told}");
+    }
+
+    #[test]
+    fn a_prediction_is_wrong_here_and_there() {
+        let answer = Answer { tokens: (0..20).collect(), ..Answer::default() };
+        let nearly = answer.nearly();
+        let wrong: Vec<usize> = (0..20).filter(|&at| nearly[at] != answer.tokens[at]).collect();
+        assert_eq!(wrong, [8, 17]);
     }
 
     #[test]

@@ -11,8 +11,9 @@ use faser_config::{AdminSocket, Config};
 use futures_util::future::try_join_all;
 use serde_json::json;
 
-use super::table::{Proof, Way};
-use super::{Answer, ProveArgs, Requests};
+use super::args::ProveArgs;
+use super::requests::Requests;
+use super::table::{Answer, Proof, Way};
 
 /// What two daemons of one config cannot have, or this client cannot speak.
 ///
