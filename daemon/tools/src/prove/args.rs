@@ -66,7 +66,7 @@ impl ProveArgs {
             bail!("{flag} must be at least 1");
         }
         if !(1..=K_LIMIT).contains(&self.k) {
-            bail!("--k must be from 1 to {}", K_LIMIT);
+            bail!("--k must be from 1 to {K_LIMIT}");
         }
         if !(0.0..=2.0).contains(&self.temperature) {
             bail!("--temperature must be from 0 to 2");
