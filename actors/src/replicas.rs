@@ -133,7 +133,7 @@ impl Replicas {
             return Err(SubmitError::Draining);
         }
         let submitted = Instant::now();
-        let taken = inner.place(&submission, &[], submitted).await;
+        let taken = inner.place(&submission, submitted).await;
         let taken = taken.map_err(|refused| match refused {
             Refused::Elsewhere(error) => error,
             Refused::Full { capacity } => SubmitError::Full { capacity },
@@ -353,16 +353,11 @@ enum Refused {
 
 impl Inner {
     /// Hands a request to the best replica that takes it.
-    async fn place(
-        &self,
-        submission: &Submission,
-        output: &[TokenId],
-        submitted: Instant,
-    ) -> Result<Taken, Refused> {
+    async fn place(&self, submission: &Submission, submitted: Instant) -> Result<Taken, Refused> {
         let (mut full, mut stopped) = (None, false);
-        for number in self.order(&submission.prompt, output, submission.handling.salt).await {
+        for number in self.order(submission).await {
             let replica = &self.replicas[number];
-            match replica.service.hand_in(submission.clone(), output, submitted).await {
+            match replica.service.hand_in(submission.clone(), submitted).await {
                 Ok(tokens) => {
                     replica.routed.fetch_add(1, Ordering::Relaxed);
                     return Ok(Taken { replica: number, tokens });
@@ -381,15 +376,16 @@ impl Inner {
     }
 
     /// The replicas that serve, the best for this request first.
-    async fn order(&self, prompt: &[TokenId], output: &[TokenId], salt: u128) -> Vec<usize> {
+    async fn order(&self, submission: &Submission) -> Vec<usize> {
         if self.replicas.len() == 1 {
             return vec![0];
         }
+        let Submission { prompt, output, handling, .. } = submission;
         let tokens: Arc<[TokenId]> = prompt.iter().chain(output).copied().collect();
         let mut cached = Vec::with_capacity(self.replicas.len());
         for Replica { service, .. } in &self.replicas {
             let asked = service.serving() && !tokens.is_empty();
-            cached.push(if asked { service.cached_tokens(&tokens, salt).await } else { 0 });
+            cached.push(if asked { service.cached_tokens(&tokens, handling.salt).await } else { 0 });
         }
         // Read at once, after the last wait.
         let load = |(replica, cached_tokens): (&Replica, usize)| ReplicaLoad {
@@ -452,9 +448,9 @@ pub struct ReplicaStream {
 
 struct GoingOn {
     replicas: Replicas,
+    /// With the output so far.
     submission: Submission,
     submitted: Instant,
-    output: Vec<TokenId>,
     /// What it took on replicas that were given up.
     before: Option<Usage>,
 }
@@ -465,7 +461,7 @@ impl ReplicaStream {
         let several = replicas.count() > 1;
         let going_on = several.then(|| {
             let replicas = replicas.clone();
-            Box::new(GoingOn { replicas, submission, submitted, output: Vec::new(), before: None })
+            Box::new(GoingOn { replicas, submission, submitted, before: None })
         });
         let _open = OpenStream::new(&replicas.0.open);
         ReplicaStream { tokens, replica, going_on, ended: false, cancelled: false, _open }
@@ -482,7 +478,7 @@ impl ReplicaStream {
             };
             let lost = match &update {
                 Some(Update::Tokens(tokens)) => {
-                    rest.output.extend(tokens.iter().map(|emitted| emitted.token));
+                    rest.submission.output.extend(tokens.iter().map(|emitted| emitted.token));
                     return update;
                 }
                 Some(Update::Finished { reason: FinishReason::DeviceFailed, usage }) => Some(*usage),
@@ -533,13 +529,13 @@ impl GoingOn {
         let give_up = Instant::now() + MOVE_WITHIN;
         let inner = &*self.replicas.0;
         loop {
-            match inner.place(&self.submission, &self.output, self.submitted).await {
+            match inner.place(&self.submission, self.submitted).await {
                 Ok(taken) => {
                     inner.moved.increment(1);
                     tracing::info!(
                         from,
                         to = taken.replica,
-                        tokens = self.output.len(),
+                        tokens = self.submission.output.len(),
                         "a request goes on elsewhere"
                     );
                     return Some(taken);

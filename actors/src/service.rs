@@ -202,14 +202,13 @@ impl Service {
     /// Why the request was not taken; nothing is left behind then.
     pub async fn submit(&self, submission: Submission) -> Result<TokenStream, SubmitError> {
         self.0.open_for_requests()?;
-        self.hand_in(submission, &[], Instant::now()).await
+        self.hand_in(submission, Instant::now()).await
     }
 
-    /// `submit` of a request that another replica had, also while this one drains: `output` is what it has emitted.
+    /// `submit` of a request that came to the replicas at this time, also while this one drains.
     pub(crate) async fn hand_in(
         &self,
         submission: Submission,
-        output: &[TokenId],
         submitted: Instant,
     ) -> Result<TokenStream, SubmitError> {
         let inner = &*self.0;
@@ -217,6 +216,7 @@ impl Service {
         let seq = SeqId(inner.next_seq.fetch_add(1, Ordering::Relaxed));
         let Submission {
             prompt,
+            output,
             sampling,
             max_new_tokens,
             stop_tokens,

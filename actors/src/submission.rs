@@ -16,9 +16,11 @@ use crate::error::SubmitError;
 pub struct Submission {
     /// Prompt tokens, at least one.
     pub prompt: Vec<TokenId>,
+    /// What was emitted for it elsewhere, without a stop token: it is computed again, and not emitted again.
+    pub output: Vec<TokenId>,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Tokens to generate at most, at least one.
+    /// Tokens to generate at most, those of `output` among them; more than that has.
     pub max_new_tokens: usize,
     /// Tokens that end the sequence; the one that does is not emitted.
     pub stop_tokens: Vec<TokenId>,
@@ -42,6 +44,9 @@ impl Submission {
         let unknown = |&&token: &&TokenId| token as usize >= vocab;
         if let Some(token) = self.prompt.iter().find(unknown) {
             return invalid(format!("prompt token {token} is not in the vocabulary of {vocab} entries"));
+        }
+        if let Some(token) = self.output.iter().find(unknown) {
+            return invalid(format!("output token {token} is not in the vocabulary of {vocab} entries"));
         }
         let mut biased = self.sampling.logit_bias.iter().map(|(token, _)| token);
         if let Some(token) = biased.find(unknown) {

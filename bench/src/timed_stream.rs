@@ -6,6 +6,7 @@ use awc::Client;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 
+use crate::event_lines::EventLines;
 use crate::{BenchSpec, KMax, Prompt};
 
 /// What one finished request measured.
@@ -121,7 +122,7 @@ impl Caller<'_> {
 /// The events read so far.
 #[derive(Default)]
 struct Reading {
-    pending: Vec<u8>,
+    lines: EventLines,
     arrivals: Vec<Duration>,
     text: String,
     usage: Option<Usage>,
@@ -130,19 +131,12 @@ struct Reading {
 impl Reading {
     /// Takes what arrived `at` after sending; true once `[DONE]` was read.
     fn feed(&mut self, bytes: &[u8], at: Duration) -> Result<bool, String> {
-        self.pending.extend_from_slice(bytes);
-        let mut start = 0;
-        let mut done = false;
-        while let Some(length) = self.pending[start..].iter().position(|&byte| byte == b'\n') {
-            let line = self.pending[start..start + length].trim_ascii();
-            start += length + 1;
-            let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { continue };
+        for data in self.lines.feed(bytes) {
             if data == b"[DONE]" {
-                done = true;
-                break;
+                return Ok(true);
             }
-            let chunk: Chunk = serde_json::from_slice(data)
-                .map_err(|error| format!("{error} in event {}", String::from_utf8_lossy(data)))?;
+            let chunk: Chunk = serde_json::from_slice(&data)
+                .map_err(|error| format!("{error} in event {}", String::from_utf8_lossy(&data)))?;
             if let Some(error) = chunk.error {
                 return Err(error.to_string());
             }
@@ -153,8 +147,7 @@ impl Reading {
             }
             self.usage = chunk.usage.or(self.usage);
         }
-        self.pending.drain(..start);
-        Ok(done)
+        Ok(false)
     }
 
     fn finish(self) -> Result<Sample, String> {

@@ -16,6 +16,7 @@ use faser_tools::generate::GenerateArgs;
 #[cfg(feature = "gpu-check")]
 use faser_tools::gpu_check::GpuCheckArgs;
 use faser_tools::pair_args::PairArgs;
+use faser_tools::prove::ProveArgs;
 use faser_tools::sim::SimArgs;
 use serde_json::Value;
 
@@ -31,6 +32,7 @@ Examples:
   faser generate \"Returns the number of\"          see which tokens the draft model got right
   faser bench --concurrency 1,4,16 --k 0,4        what speculation brings on this machine
   faser compare --policy off --policy budget      what policies bring against each other
+  faser prove                                     the same bytes, however a pair is run
   faser sim --rates 0.5,2,8                       what it would bring on an H100";
 
 /// Serves large language models with speculative decoding: a draft model proposes, the target model verifies.
@@ -59,6 +61,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Compare policies on this machine, in turns: one pair, the same requests, ratios within each repeat.
     Compare(Box<CompareArgs>),
+    /// Prove that texts depend on nothing but prompt, parameters and seed: one hash in every way to run a pair, a killed daemon included.
+    Prove(ProveArgs),
     /// Compare policies in the simulator: the real engine on a model of a device.
     Sim(Box<SimArgs>),
     /// Ask a running daemon something, or change how it works, by its admin socket.

@@ -14,7 +14,7 @@ use faser_operators::{ctl, log, top};
 use faser_terminal::println;
 #[cfg(feature = "gpu-check")]
 use faser_tools::gpu_check;
-use faser_tools::{bench, check, compare, generate, sim};
+use faser_tools::{bench, check, compare, generate, prove, sim};
 
 fn main() {
     // Forks, so it is to have no thread.
@@ -76,6 +76,11 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             log::start(quiet(config.log));
             system.block_on(compare::compare(&args, &config))?;
             Ok(0)
+        }
+        Command::Prove(args) => {
+            let config = args.load_config()?;
+            log::start(quiet(config.log));
+            Ok(i32::from(!system.block_on(prove::prove(&args, &config))?))
         }
         Command::Sim(args) => {
             sim::sim(&args)?;

@@ -55,9 +55,11 @@ impl Engine {
         if !std::mem::replace(&mut sequence.admitted, true) {
             sequence.usage.moments.admitted = Some(sequence.age(self.now));
             sequence.levels = self.calibrations.levels();
-            sequence.usage.cached_tokens = target.computed;
+            // What it has of its output may be cached too.
+            let cached = target.computed.min(sequence.usage.prompt_tokens);
+            sequence.usage.cached_tokens = cached;
             self.totals.prompt_tokens += sequence.usage.prompt_tokens as u64;
-            self.totals.cached_prompt_tokens += target.computed as u64;
+            self.totals.cached_prompt_tokens += cached as u64;
         }
         sequence.target = target;
         sequence.target.table.reserve(sequence.tokens.capacity() + K_LIMIT);

@@ -27,7 +27,7 @@ pub struct Request {
     pub seq: SeqId,
     /// Prompt tokens, at least one.
     pub prompt: Arc<[TokenId]>,
-    /// What another replica has emitted for this request already, without a stop token: it is recomputed, not emitted again.
+    /// What was emitted for this request elsewhere, without a stop token: it is recomputed, not emitted again.
     pub output: Arc<[TokenId]>,
     /// Tokens to generate at most, `output` included; more than that has.
     pub max_new_tokens: usize,

@@ -5,7 +5,7 @@ pub mod costs;
 mod draft_dtype;
 pub mod error;
 pub mod load_pairs;
-mod locate;
+pub mod locate;
 mod place_pair;
 pub mod plan_command;
 mod shares;

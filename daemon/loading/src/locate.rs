@@ -21,6 +21,22 @@ pub(crate) fn demo_pair() -> Result<PathBuf, LoadError> {
     first_pair(places)
 }
 
+/// The draft models beside the demo pair's own: name, the target's folder, the draft's.
+///
+/// # Errors
+/// As of the pair; or its folder cannot be read.
+pub fn demo_drafts() -> Result<Vec<(String, PathBuf, PathBuf)>, LoadError> {
+    let pair = demo_pair()?;
+    let entries = std::fs::read_dir(&pair).map_err(|_| LoadError::NoDemoPair(vec![pair.clone()]))?;
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| !["target", "draft"].contains(&name.as_str()))
+        .filter(|name| pair.join(name).join("config.json").is_file())
+        .collect();
+    names.sort();
+    Ok(names.into_iter().map(|name| (name.clone(), pair.join("target"), pair.join(name))).collect())
+}
+
 fn first_pair(places: Vec<PathBuf>) -> Result<PathBuf, LoadError> {
     let whole = |place: &&PathBuf| {
         ["target", "draft"].iter().all(|model| place.join(model).join("config.json").is_file())

@@ -35,6 +35,8 @@ pub(super) struct Head {
     pub(super) token_ids: Option<Vec<Arc<[TokenId]>>>,
     pub(super) choices: usize,
     pub(super) prompt_tokens: usize,
+    /// Tokens of output that the client had before.
+    pub(super) received: usize,
 }
 
 /// An answer being written.

@@ -11,6 +11,7 @@ use super::conversation::{EFFORT, EFFORTS, VERBOSITIES, VERBOSITY, conversation,
 use super::errors::ApiError;
 use super::generation::{Generation, Prompt};
 use super::params::{Parameters, PromptTokens, parameters};
+use super::resume::RESUME;
 use super::tools::tools;
 use super::{Bounds, encoding};
 use crate::app::App;
@@ -40,6 +41,11 @@ pub fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<(Conversati
     refuse_unsupported(fields)?;
     let mut parameters = Parameters { model, ..parameters(fields, bounds, Shape::Chat, false)? };
     tools(fields, Shape::Chat, bounds, &mut parameters)?;
+    let of_text = parameters.resume.as_ref().is_some_and(|resume| resume.text().is_some());
+    if of_text && parameters.calls.is_some() {
+        let problem = "of a text cannot be had where there are tools: give `resume.token_ids`";
+        return Err(fields.wrong(RESUME, problem).into());
+    }
     let mut conversation = conversation(fields)?;
     let variables = &mut conversation.variables;
     let reads = bounds.template;

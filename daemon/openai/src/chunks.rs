@@ -73,7 +73,7 @@ pub(super) struct Chunks {
     head: Head,
     id: String,
     endings: Vec<Ending>,
-    /// Tokens of output that chunks have shown.
+    /// Tokens of output that chunks have shown, here and where it began.
     shown: usize,
     /// Choices of which a stream has said something.
     begun: Vec<bool>,
@@ -88,7 +88,8 @@ impl Chunks {
         };
         let id = format!("{prefix}-{}", random::id());
         let begun = vec![false; head.choices];
-        Box::new(Chunks { head, id, endings: Vec::new(), shown: 0, begun })
+        let shown = head.received;
+        Box::new(Chunks { head, id, endings: Vec::new(), shown, begun })
     }
 
     fn completes(&self) -> bool {
@@ -105,7 +106,11 @@ impl Chunks {
         let mut choice = GeneratedChoice {
             logprobs: self.head.tokens.of(&logprobs),
             finish_reason: Some(ending.finish.name()),
-            token_ids: self.head.token_ids.is_some().then(|| ending.output.clone()),
+            token_ids: self
+                .head
+                .token_ids
+                .is_some()
+                .then(|| ending.output.iter().skip(self.head.received).copied().collect()),
             metrics: self.head.metrics.metrics(Place::Choices, &ending),
             ..GeneratedChoice::of(index)
         };

@@ -10,6 +10,7 @@ use super::chunks::Chunks;
 use super::errors::ApiError;
 use super::generation::{self, Generation};
 use super::params::{Kept, Parameters, PromptTokens, parameters, token_id, token_ids};
+use super::resume::RESUME;
 use super::{Bounds, encoding};
 use crate::app::App;
 
@@ -85,6 +86,9 @@ pub fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<Completion,
     let most =
         if parameters.prompt_tokens.kept == Kept::All { bounds.max_context } else { bounds.max_body_bytes };
     let prompts = read_prompts(fields, &Bounds { max_context: most, ..*bounds })?;
+    if prompts.len() > 1 && parameters.resume.is_some() {
+        return Err(fields.wrong(RESUME, "is of one prompt: send a request for each").into());
+    }
     Ok(Completion { prompts, echo, parameters })
 }
 

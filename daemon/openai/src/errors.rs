@@ -205,6 +205,9 @@ impl From<ModelError> for ApiError {
 impl From<SequenceError> for ApiError {
     fn from(err: SequenceError) -> ApiError {
         match err {
+            SequenceError::Another => {
+                ApiError::refused(StatusCode::CONFLICT, "resume_mismatch", err.to_string())
+            }
             SequenceError::DeviceFailed => ApiError::internal(err.to_string(), "device_failed"),
             SequenceError::Grammar(_) => ApiError::bad_request(err.to_string(), None, "grammar_failed"),
             SequenceError::Cancelled => ApiError::internal(err.to_string(), "cancelled"),

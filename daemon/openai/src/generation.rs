@@ -21,9 +21,13 @@ use super::encoding;
 use super::errors::ApiError;
 use super::logprob_shapes::LogprobShape;
 use super::params::{ALLOWED, BAD_WORDS, Choices, Parameters};
+use super::resume::{Resume, check_form};
 use super::slow::Watched;
 use crate::pairs::{Opening, Served};
 use crate::text_sequence::{Ending, Piece, SequenceError, Span, TextSequence, TokenLogprob};
+
+/// The header of an answer that says by which seed it was drawn: with it another server can go on with the answer.
+const SEED: &str = "x-seed";
 
 /// Everything a request asks for.
 pub(super) struct Generation {
@@ -60,6 +64,9 @@ impl Generation {
             }
             None => None,
         };
+        if let (Some(resume), Some(grammar)) = (&self.parameters.resume, &grammar) {
+            check_form(resume, grammar).await?;
+        }
         let sequences = self.open(served, grammar.as_ref()).await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let tokens = LogprobShape {
@@ -68,6 +75,8 @@ impl Generation {
             as_ids: self.parameters.tokens_as_ids,
             tokenizer: Arc::clone(&served.tokenizer),
         };
+        let seed = self.parameters.sampling.seed;
+        let received = self.parameters.resume.as_ref().map_or(0, |resume| resume.tokens().len());
         let Parameters { model, calls, include_metrics, include_usage, usage_so_far, stream, .. } =
             self.parameters;
         let Choices(n) = self.parameters.n;
@@ -85,14 +94,25 @@ impl Generation {
             token_ids,
             choices: sequences.len(),
             prompt_tokens,
+            received,
         });
-        let choices = sequences.into_iter().map(|sequence| (sequence, Reader::new(calls)));
+        let choices = sequences.into_iter().map(|mut sequence| {
+            let mut reader = Reader::new(calls);
+            // What the client has is read too, that it is known where in a call it ends.
+            drop(reader.take(sequence.shown_before()));
+            (sequence, reader)
+        });
+        let seed = (header::HeaderName::from_static(SEED), seed.to_string());
+        let tokens_last = self.shape != Shape::Response;
         if stream {
-            return Ok(streamed(answer, choices.collect(), patience));
+            return Ok(streamed(answer, choices.collect(), patience, (seed, tokens_last)));
         }
         let choices = choices.map(|(sequence, reader)| collected(sequence, reader));
         let choices = futures_util::future::try_join_all(choices).await?;
-        Ok(HttpResponse::Ok().content_type("application/json").body(answer.whole(choices)))
+        Ok(HttpResponse::Ok()
+            .insert_header(seed)
+            .content_type("application/json")
+            .body(answer.whole(choices)))
     }
 
     /// Leaves of each prompt what the request wants of it.
@@ -126,8 +146,10 @@ impl Generation {
         grammar: Option<&Grammar>,
     ) -> Result<Vec<TextSequence>, ApiError> {
         let Choices(n) = self.parameters.n;
-        let predicted = match &self.parameters.prediction {
-            Some(text) => encoding::beginning(served, text.clone(), served.max_context).await?,
+        // What the client has of the text is a good prediction of its beginning.
+        let expected = self.parameters.prediction.as_deref();
+        let predicted = match expected.or(self.parameters.resume.as_ref().and_then(Resume::text)) {
+            Some(text) => encoding::beginning(served, text.to_owned(), served.max_context).await?,
             None => Vec::new(),
         };
         let open = |prompt: &Prompt, number| {
@@ -141,9 +163,10 @@ impl Generation {
             };
             async move { served.open(&ids, &self.parameters, opening).await }
         };
+        let first = self.parameters.resume.as_ref().map_or(0, |resume| resume.choice);
         let mut firsts = Vec::with_capacity(self.prompts.len());
         for prompt in &self.prompts {
-            firsts.push(open(prompt, 0).await?);
+            firsts.push(open(prompt, first).await?);
         }
         if n == 1 {
             return Ok(firsts);
@@ -204,7 +227,7 @@ async fn collected(mut sequence: TextSequence, mut reader: Reader) -> Result<Cho
     let mut all = Vec::new();
     loop {
         let piece = sequence.next().await?.ok_or(SequenceError::Ended)?;
-        let (parts, ending) = read(&mut reader, piece);
+        let (parts, ending) = read(&mut reader, piece, false);
         all.extend(parts);
         if let Some(ending) = ending {
             return Ok(Choice { parts: all, ending });
@@ -212,8 +235,12 @@ async fn collected(mut sequence: TextSequence, mut reader: Reader) -> Result<Cho
     }
 }
 
-/// What a piece says, each part with the log-probabilities of the tokens that came with it; and the end, if it is that.
-fn read(reader: &mut Reader, piece: Piece) -> (Vec<(Part, Vec<TokenLogprob>)>, Option<Ending>) {
+/// What a piece says, one part of it with the log-probabilities of its tokens: the first, or the last; and the end, if it is that.
+fn read(
+    reader: &mut Reader,
+    piece: Piece,
+    tokens_last: bool,
+) -> (Vec<(Part, Vec<TokenLogprob>)>, Option<Ending>) {
     let mut logprobs = Vec::new();
     let (mut parts, ending) = match piece {
         Piece::Text(spans) => (reader.take(text(spans, &mut logprobs)), None),
@@ -223,7 +250,9 @@ fn read(reader: &mut Reader, piece: Piece) -> (Vec<(Part, Vec<TokenLogprob>)>, O
     if parts.is_empty() && !logprobs.is_empty() {
         parts.push(Part::Content(String::new()));
     }
-    let parts = parts.into_iter().map(|part| (part, std::mem::take(&mut logprobs))).collect();
+    let bearer = if tokens_last { parts.len().saturating_sub(1) } else { 0 };
+    let mut tokens = |number| if number == bearer { std::mem::take(&mut logprobs) } else { Vec::new() };
+    let parts = parts.into_iter().enumerate().map(|(number, part)| (part, tokens(number))).collect();
     (parts, ending)
 }
 
@@ -256,18 +285,20 @@ fn streamed(
     mut answer: Box<dyn Answer>,
     choices: Vec<(TextSequence, Reader)>,
     patience: Duration,
+    (seed, tokens_last): ((header::HeaderName, String), bool),
 ) -> HttpResponse {
     let (opening, cut_off) = (answer.opening(), answer.cut_off(&too_slow(patience)));
     let (sequences, readers): (Vec<TextSequence>, Vec<Reader>) = choices.into_iter().unzip();
     let pieces: SelectAll<Pieces> =
         sequences.into_iter().enumerate().map(|(index, sequence)| pieces(index, sequence)).collect();
-    let events = Events { answer, pieces, readers };
+    let events = Events { answer, pieces, readers, tokens_last };
     let rest = stream::unfold(Some(events), |events| async move { events?.next().await });
     let opening = Some(opening).filter(|opening| !opening.is_empty());
     let body = stream::iter(opening).chain(rest);
     HttpResponse::Ok()
         .insert_header((header::CONTENT_TYPE, "text/event-stream"))
         .insert_header((header::CACHE_CONTROL, "no-cache"))
+        .insert_header(seed)
         .streaming(Watched::new(Box::pin(body), patience, cut_off))
 }
 
@@ -285,6 +316,8 @@ struct Events {
     answer: Box<dyn Answer>,
     pieces: SelectAll<Pieces>,
     readers: Vec<Reader>,
+    /// Tokens come with the last that they say, so that a client that has a token has all of that.
+    tokens_last: bool,
 }
 
 impl Events {
@@ -309,7 +342,7 @@ impl Events {
     /// The events for a piece of a choice.
     fn of(&mut self, index: usize, piece: Piece) -> web::Bytes {
         let Some(reader) = self.readers.get_mut(index) else { return web::Bytes::new() };
-        let (parts, ending) = read(reader, piece);
+        let (parts, ending) = read(reader, piece, self.tokens_last);
         let mut bytes = web::BytesMut::new();
         for (part, logprobs) in parts {
             bytes.extend_from_slice(&self.answer.part(index, part, logprobs));

@@ -29,6 +29,7 @@ pub mod pairs;
 pub mod params;
 pub mod random;
 mod responses;
+pub mod resume;
 mod slow;
 mod speculation;
 pub mod stop;

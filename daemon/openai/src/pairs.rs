@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use faser_actors::{Constraint, DeviceSpec, LogprobCollector, Replicas, Sampling, Submission, SubmitError};
+use faser_actors::{Constraint, DeviceSpec, LogprobCollector, Replicas, Sampling, Submission};
 use faser_config::Config;
 use faser_config::device::Machine;
+use faser_config::fields::{Fault, FieldError};
 use faser_engine::{EngineConfig, TokenId};
 use faser_models::{
     CallFormat, ChatTemplate, Conversation, GenerationDefaults, Grammar, ModelError, Tokenizer,
@@ -20,6 +21,7 @@ use crate::errors::ApiError;
 use crate::grammars::Grammars;
 use crate::names::Names;
 use crate::params::Parameters;
+use crate::resume::{RESUME, Resume};
 use crate::text_sequence::{Reading, TextSequence};
 
 /// A model pair, ready to take prompts.
@@ -134,13 +136,13 @@ impl Served {
     /// Opens a sequence.
     ///
     /// # Errors
-    /// The service refuses it.
+    /// The service refuses it; or it is to go on behind what it could not have.
     pub async fn open(
         &self,
         prompt: &Arc<[TokenId]>,
         parameters: &Parameters,
         opening: Opening<'_>,
-    ) -> Result<TextSequence, SubmitError> {
+    ) -> Result<TextSequence, ApiError> {
         let Opening { number, max_new_tokens, echo, prediction, grammar } = opening;
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = self.ends(parameters);
@@ -157,10 +159,14 @@ impl Served {
         let max_new_tokens = parameters
             .max_new_tokens
             .unwrap_or_else(|| max_new_tokens.map_or(rest, |tokens| tokens.min(rest)));
+        let resume = parameters.resume.as_ref();
+        let (received, text) = (resume.map_or(&[][..], Resume::tokens), resume.and_then(Resume::text));
+        check_received(received, max_new_tokens, &stop_tokens, parameters.include_stop)?;
         let logprobs = parameters.logprobs.map(|top| {
             Arc::new(match &echo {
-                Some(_) => LogprobCollector::with_prompt(top, Arc::clone(prompt)),
-                None => LogprobCollector::of_output(top),
+                // The client has those of the prompt.
+                Some(_) if received.is_empty() => LogprobCollector::with_prompt(top, Arc::clone(prompt)),
+                _ => LogprobCollector::of_output(top),
             })
         });
         let reading = Reading {
@@ -173,11 +179,16 @@ impl Served {
             logprobs: logprobs.clone(),
             all_tokens: parameters.lists_tokens(),
             constraint: constraint.clone(),
+            received: received.to_vec(),
+            received_text: text.unwrap_or_default().to_owned(),
             marks: parameters.calls.map_or_else(Vec::new, |calls| calls.format.marks(&self.tokenizer)),
             took: parameters.include_metrics,
         };
+        let before_last = received.split_last().map_or(&[][..], |(_, before)| before);
         let submission = Submission {
             prompt: prompt.to_vec(),
+            // The last of them is drawn again, which shows that they are of this request.
+            output: before_last.to_vec(),
             sampling,
             // The prompt alone: the one token that comes tells that it is computed, whichever it is.
             stop_tokens: if max_new_tokens == 0 { Vec::new() } else { stop_tokens },
@@ -187,9 +198,41 @@ impl Served {
             logprobs,
             constraint,
         };
-        let tokens = self.service.submit(submission).await?;
-        Ok(TextSequence::new(tokens, &self.tokenizer, reading))
+        let mut sequence = TextSequence::new(&self.tokenizer, reading);
+        match sequence.ended() {
+            None => sequence.read(self.service.submit(submission).await?),
+            Some(tokens) if tokens == received.len() => {}
+            Some(tokens) => {
+                let problem =
+                    format!("go on behind a stop string, which the first {tokens} of them end with");
+                return Err(wrong_tokens(problem));
+            }
+        }
+        Ok(sequence)
     }
+}
+
+/// Refuses tokens that no client can have of an output.
+fn check_received(
+    received: &[TokenId],
+    max_new_tokens: usize,
+    stop_tokens: &[TokenId],
+    include_stop: bool,
+) -> Result<(), ApiError> {
+    if received.len() > max_new_tokens {
+        let found = received.len();
+        let problem = format!("are {found}, more than the most that the output may have, {max_new_tokens}");
+        return Err(wrong_tokens(problem));
+    }
+    let may_end = received.split_last().filter(|_| include_stop).map_or(received, |(_, before)| before);
+    match may_end.iter().find(|token| stop_tokens.contains(token)) {
+        Some(token) => Err(wrong_tokens(format!("have token {token}, which ends the output"))),
+        None => Ok(()),
+    }
+}
+
+fn wrong_tokens(problem: String) -> ApiError {
+    FieldError::new(format!("{RESUME}.token_ids"), Fault::Value, problem).into()
 }
 
 /// One pair or several, in the order of the config. Clones are handles on the same ones.

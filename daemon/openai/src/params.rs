@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::bounds::{Bounds, Shape};
 use super::conversation::content;
 use super::format::{Form, form};
+use super::resume::{RESUME, Received, Resume};
 use super::speculation::handling;
 use crate::random;
 
@@ -85,6 +86,8 @@ pub struct Parameters {
     pub usage_so_far: bool,
     /// Whether answers have the ids of their tokens.
     pub return_token_ids: bool,
+    /// The output that goes on, if it has begun elsewhere.
+    pub resume: Option<Resume>,
 }
 
 /// How many choices a prompt gets: 1, if nobody says more.
@@ -198,7 +201,68 @@ pub(super) fn parameters(
     fields.tell("stop_token_ids", || json!({"maxItems": MAX_STOP_TOKENS}));
     streaming(fields, shape, &mut parameters)?;
     check_form(fields, &parameters)?;
+    parameters.resume = resume(fields, shape, bounds, &parameters)?;
     Ok(parameters)
+}
+
+/// The output that goes on; responses have none.
+///
+/// # Errors
+/// It is wrong, or cannot be had with another field.
+fn resume(
+    fields: &mut Fields<'_>,
+    shape: Shape,
+    bounds: &Bounds<'_>,
+    parameters: &Parameters,
+) -> Result<Option<Resume>, FieldError> {
+    if shape == Shape::Response {
+        let elsewhere = "a response is begun anew: send it again with the same `seed`";
+        fields.neutral(RESUME, &[], elsewhere)?;
+        return Ok(None);
+    }
+    let about = "Goes on with an output of which the client has a part already.";
+    let resume = fields.within((RESUME, about), "Resume", |resume| {
+        let ids = ("token_ids", "The tokens that the client has of it, as `return_token_ids` told them.");
+        let ids = match resume.list_of(ids, token_id)? {
+            Some(ids) => {
+                let path = resume.path("token_ids");
+                Some(token_ids(&path, ids, bounds.vocab, bounds.max_context)?)
+            }
+            None => None,
+        };
+        let text = resume.text(("text", "In place of them: the text that the client has of it."))?;
+        let about = "Which choice of its prompt it is, as `index` told, from 0.";
+        let choice = resume.size(("choice", about), 0..=MAX_CHOICES - 1)?.unwrap_or(0);
+        let received = match (ids, text) {
+            (Some(_), Some(_)) => return Err(resume.wrong("text", "and `token_ids` exclude one another")),
+            (_, Some(text)) => Received::Text(text.to_owned()),
+            (ids, None) => Received::Tokens(ids.unwrap_or_default()),
+        };
+        Ok(Resume { received, choice })
+    })?;
+    let Some(resume) = resume else { return Ok(None) };
+    let seeded = fields.value("seed").is_some();
+    let tells_tokens = parameters.lists_tokens() || parameters.logprobs.is_some();
+    for (wrong, problem) in [
+        (
+            !seeded && !parameters.sampling.is_greedy(),
+            "needs the `seed` that the output was begun with: the header `x-seed` of its answer says it",
+        ),
+        (
+            parameters.n != Choices(1),
+            "is of one choice: send a request for each with \"n\": 1 and its `resume.choice`",
+        ),
+        (parameters.max_new_tokens == Some(0), "needs a `max_tokens` above 0: that of the whole output"),
+        (
+            resume.text().is_some() && tells_tokens,
+            "of a text cannot be had where tokens are told one by one: give `resume.token_ids`",
+        ),
+    ] {
+        if wrong {
+            return Err(fields.wrong(RESUME, problem));
+        }
+    }
+    Ok(Some(resume))
 }
 
 /// Refuses what would move the end of a structured output, or forbid tokens that it needs.
@@ -288,7 +352,8 @@ fn top_k(fields: &mut Fields<'_>) -> Result<Option<u32>, FieldError> {
 fn seed(fields: &mut Fields<'_>) -> Result<u64, FieldError> {
     let name = ("seed", "A whole number of 64 bits; without one it is random.");
     match fields.value_of(name, || json!({"type": "integer", "format": "int64"})) {
-        None => Ok(random::number()),
+        // As large as JavaScript keeps: the answer says it.
+        None => Ok(random::number() >> 11),
         Some(value) => value
             .as_u64()
             .or_else(|| value.as_i64().map(i64::cast_unsigned))

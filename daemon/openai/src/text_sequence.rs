@@ -17,6 +17,10 @@ pub struct TextSequence {
     reading: Reading,
     /// What came before anybody asked for it.
     ahead: Option<Option<Update>>,
+    /// The last of the tokens that the client has already: it is the first to be drawn.
+    again: Option<TokenId>,
+    /// The text of those tokens, as it was shown.
+    shown_before: String,
     /// Characters of text that tokens have made so far, shown or not.
     characters: usize,
     output: Vec<TokenId>,
@@ -46,6 +50,10 @@ pub struct Reading {
     pub all_tokens: bool,
     /// What the output has to follow.
     pub constraint: Option<Arc<Constraint>>,
+    /// The tokens that the client has already, which are not shown again.
+    pub received: Vec<TokenId>,
+    /// The text that it has already, where it has that alone: what comes is compared, and not shown.
+    pub received_text: String,
     /// Special tokens that are text.
     pub marks: Vec<TokenId>,
     /// Whether what it took is waited for, where the device has run ahead of the end of the text.
@@ -125,33 +133,66 @@ pub enum SequenceError {
     /// The grammar of the output grew beyond its limits.
     #[error("the output's grammar could not be followed to its end: {0}")]
     Grammar(String),
+    /// What it was to go on with is not what it writes.
+    #[error(
+        "`resume` has an output that is none of this request: the model, a parameter or the seed is another one"
+    )]
+    Another,
     /// The device went away under it, more often than is put up with.
-    #[error("the device failed while it worked on this request; send it again")]
+    #[error(
+        "the device failed while it worked on this request; send it again, or the rest of it by `resume`"
+    )]
     DeviceFailed,
     /// An operator ended it.
     #[error("an operator of the server cancelled this request")]
     Cancelled,
     /// The daemon is on its way down.
-    #[error("the server is shutting down and did not finish this request")]
+    #[error(
+        "the server is shutting down and did not finish this request; another goes on with it by `resume`"
+    )]
     Ended,
 }
 
 impl TextSequence {
-    /// Reads `tokens` as text.
-    pub fn new(tokens: ReplicaStream, tokenizer: &Arc<Tokenizer>, mut reading: Reading) -> TextSequence {
-        TextSequence {
-            tokens: Some(tokens),
+    /// Reads tokens as text, behind those that the client has already.
+    pub fn new(tokenizer: &Arc<Tokenizer>, mut reading: Reading) -> TextSequence {
+        let received = std::mem::take(&mut reading.received);
+        let mut sequence = TextSequence {
+            tokens: None,
             detokenizer: Detokenizer::new(Arc::clone(tokenizer))
                 .showing(std::mem::take(&mut reading.marks))
                 .behind(&reading.prompt),
             stop: StopMatcher::new(std::mem::take(&mut reading.stops), reading.include_stop),
             reading,
             ahead: None,
+            again: received.last().copied(),
+            shown_before: String::new(),
             characters: 0,
             output: Vec::new(),
             origin: Origin::Target,
             ending: None,
+        };
+        if !received.is_empty() {
+            let mut spans = sequence.prompt();
+            received.into_iter().for_each(|token| sequence.take(token, Origin::Target, &mut spans));
+            sequence.shown_before = spans.into_iter().map(|span| span.text).collect();
         }
+        sequence
+    }
+
+    /// How many tokens it has by a stop string that the client has seen, if there is nothing to come.
+    pub fn ended(&self) -> Option<usize> {
+        self.ending.as_ref().map(|ending| ending.output.len())
+    }
+
+    /// The text of the tokens that the client has already, as it was shown; once.
+    pub fn shown_before(&mut self) -> String {
+        std::mem::take(&mut self.shown_before)
+    }
+
+    /// Its tokens come from here. The last that the client has is the first of them.
+    pub fn read(&mut self, tokens: ReplicaStream) {
+        self.tokens = Some(tokens);
     }
 
     /// Waits until something has come: from then on the KV of the prompt is there for others.
@@ -171,6 +212,9 @@ impl TextSequence {
                 if let Some(tokens) = self.tokens.take() {
                     ending.usage = took(tokens).await;
                 }
+                if !self.reading.received_text.is_empty() {
+                    return Err(self.broken(SequenceError::Another));
+                }
                 return Ok(Some(Piece::End(Box::new(ending))));
             }
             let Some(tokens) = &mut self.tokens else { return Ok(None) };
@@ -183,11 +227,16 @@ impl TextSequence {
                 None => return Err(self.broken(SequenceError::Ended)),
                 Some(Update::Tokens(emitted)) => {
                     for emitted in emitted {
-                        self.take(emitted.token, emitted.origin, &mut spans);
+                        match self.again.take() {
+                            None => self.take(emitted.token, emitted.origin, &mut spans),
+                            Some(same) if same == emitted.token => {}
+                            Some(_) => return Err(self.broken(SequenceError::Another)),
+                        }
                     }
                 }
                 Some(Update::Finished { reason, usage }) => self.finish(reason, usage, &mut spans)?,
             }
+            self.leave_out(&mut spans)?;
             if !spans.is_empty() {
                 return Ok(Some(Piece::Text(spans)));
             }
@@ -219,6 +268,25 @@ impl TextSequence {
             None => spans.push(Span { text, origin: Origin::Target, logprob: None }),
         }
         spans
+    }
+
+    /// Takes what the client has from the text that comes.
+    fn leave_out(&mut self, spans: &mut Vec<Span>) -> Result<(), SequenceError> {
+        if self.reading.received_text.is_empty() {
+            return Ok(());
+        }
+        let received = &mut self.reading.received_text;
+        for span in spans.iter_mut() {
+            let known = received.len().min(span.text.len());
+            // What is the same byte by byte ends between characters in both: one of the two ends there.
+            if received.as_bytes()[..known] != span.text.as_bytes()[..known] {
+                return Err(self.broken(SequenceError::Another));
+            }
+            received.drain(..known);
+            span.text.drain(..known);
+        }
+        spans.retain(|span| !span.text.is_empty());
+        Ok(())
     }
 
     /// The token at a position with its log-probabilities.
@@ -272,7 +340,11 @@ impl TextSequence {
         }
         let finish = match reason {
             FinishReason::StopToken(token) => {
-                if self.reading.include_stop {
+                let same = self.again.take();
+                if same.is_some_and(|same| same != token || !self.reading.include_stop) {
+                    return Err(self.broken(SequenceError::Another));
+                }
+                if self.reading.include_stop && same.is_none() {
                     self.take(token, Origin::Target, spans);
                     if let Some(ending) = &mut self.ending {
                         // The stop token's text has a stop string in it.

@@ -187,6 +187,7 @@ mod life;
 mod openapi;
 mod refusals;
 mod responses;
+mod resume;
 mod router;
 mod scoring;
 mod tools;

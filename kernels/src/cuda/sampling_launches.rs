@@ -1,7 +1,7 @@
 //! Launches of the sampler.
 
 use super::launch::{Launch, Ptr, strided};
-use crate::sampling::{CANDIDATES, GREEDY_BELOW, Logprobs, MAX_TOP_LOGPROBS, Sampling, logprob};
+use crate::sampling::{CANDIDATES, Logprobs, MAX_TOP_LOGPROBS, Sampling, logprob};
 
 /// Logits of a part: what one block looks at.
 pub const LOGITS_CHUNK: u32 = 4096;
@@ -38,7 +38,7 @@ impl Sampler {
     pub fn new(sampling: &Sampling, bias_tokens: Ptr, bias: Ptr, counts: Ptr) -> Sampler {
         let penalties = sampling.has_penalties();
         assert!(!penalties || counts != Ptr::NULL, "penalties need counts");
-        let greedy = sampling.temperature < GREEDY_BELOW;
+        let greedy = sampling.is_greedy();
         let offset = sampling.temperature * sampling.min_p.ln();
         Sampler {
             seed: sampling.seed,

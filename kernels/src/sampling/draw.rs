@@ -3,7 +3,7 @@
 use super::choose::{Among, Best, Greedy, Noisy};
 use super::noise::Noise;
 use super::nucleus::Nucleus;
-use super::{GREEDY_BELOW, History, Sampling, mask};
+use super::{History, Sampling, mask};
 use crate::isa::Supported;
 use crate::lane::Scratch;
 use crate::memory::View;
@@ -91,7 +91,7 @@ pub(super) fn draw(isa: Supported, logits: &[f32], row: &SampleRow<'_>, scratch:
 fn choose(isa: Supported, logits: &[f32], row: &SampleRow<'_>, candidates: &mut Vec<(f32, u32)>) -> u32 {
     let SampleRow { position, sampling, .. } = *row;
     let greedy = dispatch(isa, Greedy { logits, first: 0 });
-    if sampling.temperature < GREEDY_BELOW {
+    if sampling.is_greedy() {
         return greedy.token;
     }
     let noise = Noise::new(sampling.seed, position);
@@ -119,7 +119,7 @@ pub(super) fn best_of_part(
     let SampleRow { position, sampling, .. } = *row;
     let (logits, _) = processed(logits, first, row, scratch);
     let greedy = dispatch(isa, Greedy { logits, first });
-    if sampling.temperature < GREEDY_BELOW {
+    if sampling.is_greedy() {
         return greedy;
     }
     let noise = Noise::new(sampling.seed, position);

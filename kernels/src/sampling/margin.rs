@@ -1,7 +1,7 @@
 //! By how much alternatives beat a proposal: what a verify pass asks of a row that is still under way.
 
+use super::Sampling;
 use super::noise::Noise;
-use super::{GREEDY_BELOW, Sampling};
 
 /// By how much, in logits, the best of `alternatives` beats `proposal` at `position` (as in [`super::SampleRow`]): the difference of what the
 /// sampler compares, scaled logits with the request's noise, times the temperature; greedy, the difference of the logits. `scores`
@@ -24,7 +24,7 @@ pub fn margin(
     own: f32,
 ) -> f32 {
     assert_eq!(alternatives.len(), scores.len(), "margin: one score per alternative");
-    let greedy = sampling.temperature < GREEDY_BELOW;
+    let greedy = sampling.is_greedy();
     let noise = Noise::new(sampling.seed, position);
     let value = |token: u32, score: f32| {
         let of_token = sampling.logit_bias.iter().filter(|(biased, _)| *biased == token);

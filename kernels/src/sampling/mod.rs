@@ -30,7 +30,7 @@ pub use part::PartSampler;
 pub use top_tokens::{TOP_TOKENS, top_tokens};
 
 /// Temperatures below this are greedy: scaled logits would leave the range in which the noise still counts.
-pub(crate) const GREEDY_BELOW: f32 = 1e-5;
+const GREEDY_BELOW: f32 = 1e-5;
 
 /// How the tokens of one request are drawn.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,6 +117,12 @@ impl Sampling {
         }
     }
 
+    /// Whether the likeliest token is taken always, so that the seed is of no account.
+    #[must_use]
+    pub fn is_greedy(&self) -> bool {
+        self.temperature < GREEDY_BELOW
+    }
+
     /// Whether the history matters.
     #[must_use]
     pub fn has_penalties(&self) -> bool {
@@ -162,7 +168,7 @@ impl Sampling {
     /// Whether tokens are cut off by what all of them are.
     #[must_use]
     pub fn cuts(&self, vocabulary: usize) -> bool {
-        self.temperature >= GREEDY_BELOW && (self.restricts(vocabulary) || self.min_p > 0.0)
+        !self.is_greedy() && (self.restricts(vocabulary) || self.min_p > 0.0)
     }
 }
 

@@ -87,6 +87,9 @@ fn completed(name: &str, mut body: Value) -> Value {
     if has(&body, "stream_options") {
         body["stream"] = true.into();
     }
+    if has(&body, "resume") {
+        body["seed"] = 1.into();
+    }
     if has(&body, "tool_choice") {
         body["tools"] = match name {
             "ResponseRequest" => json!([{"type": "function", "name": "f"}]),

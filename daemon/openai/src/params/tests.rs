@@ -104,8 +104,21 @@ fn every_field_arrives() {
         tokens_as_ids: true,
         min_tokens: 4,
         include_stop: true,
+        resume: None,
     };
     assert_eq!(read, wanted);
+}
+
+#[test]
+fn what_a_client_has_of_an_output_arrives() {
+    let resume = |body: Value| read(&body).unwrap().resume;
+    let with_tokens = json!({"seed": 1, "resume": {"token_ids": [7, 8], "choice": 3}});
+    let wanted = Resume { received: Received::Tokens(vec![7, 8]), choice: 3 };
+    assert_eq!(resume(with_tokens), Some(wanted));
+    // Greedy: there is no seed to know.
+    let with_text = json!({"temperature": 0, "resume": {"text": "a"}});
+    assert_eq!(resume(with_text), Some(Resume { received: Received::Text("a".into()), choice: 0 }));
+    assert_eq!(resume(json!({"resume": null})), None);
 }
 
 #[test]

@@ -438,6 +438,7 @@ mod tests {
             token_ids: None,
             choices: 1,
             prompt_tokens: 2,
+            received: 0,
         };
         Writer::answer(head, Response::default())
     }

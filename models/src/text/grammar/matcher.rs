@@ -190,6 +190,12 @@ impl GrammarMatcher {
         }
     }
 
+    /// Whether the grammar allows `output`, or becomes too large on the way there, which masks say. In a turn of the grammar.
+    pub fn follows(&mut self, output: &[u32]) -> bool {
+        self.follow(output);
+        !self.beyond
+    }
+
     fn go(&mut self, output: &[u32]) {
         let same = self.taken.iter().zip(output).take_while(|(a, b)| a == b).count();
         let back = self.taken.len() - same;
