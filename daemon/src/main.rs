@@ -48,7 +48,11 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
         Command::Check(args) => {
             let config = args.load_config()?;
             log::start(quiet(config.log));
-            println(&check::check(&config)?)?;
+            let said = check::check(&config)?;
+            let quality =
+                args.quality.as_deref().map(|text| check::quality(&config, text, args.quality_tokens));
+            let quality = quality.transpose()?.map_or_else(String::new, |quality| format!("{quality}\n"));
+            println(&format!("{quality}{said}"))?;
             Ok(0)
         }
         Command::Plan(args) => {

@@ -17,6 +17,7 @@ mod layer_spec;
 mod load;
 mod markov;
 mod model;
+mod quality;
 pub mod rounding;
 mod scratch;
 mod shard;
@@ -35,6 +36,7 @@ pub use gguf::check_gguf;
 pub use layer_spec::{AttentionSpec, BesideEmbedding, Experts, LayerSpec, Mlp, MlpSpec, Norms, QkNorm};
 pub use load::{Progress, WeightSource};
 pub use model::{Model, Pass};
+pub use quality::Quality;
 pub use scratch::Scratch;
 pub use shard::Shard;
 pub use text::{

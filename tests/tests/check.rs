@@ -344,3 +344,23 @@ fn a_gguf_file_is_a_model_wherever_a_folder_is() {
     refused(&faser_with(&["check", path]), "cut off", &["cut.gguf", "truncated"]);
     refused(&faser_with(&["plan", path]), "cut off", &["cut.gguf", "truncated"]);
 }
+
+#[test]
+fn what_a_dtype_costs_is_told_over_a_text() {
+    let text = "The quick brown fox returns the number of elements in the slice.\n".repeat(8);
+    let folder = std::env::temp_dir().join(format!("faser-quality-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder");
+    let (long, short) = (folder.join("long.txt"), folder.join("short.txt"));
+    fs::write(&long, text).expect("a file");
+    fs::write(&short, "").expect("a file");
+    let of =
+        |text: &Path| faser_with(&["check", "--quality-tokens", "100", "--quality", text.to_str().unwrap()]);
+    let output = of(&long);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let line = said.lines().find(|line| line.starts_with("quality  100 tokens of ")).expect("a line");
+    assert!(line.contains("in bf16") && line.contains("in f32") && line.contains("divergence"), "{line}");
+    refused(&of(&short), "an empty text", &["the text has 0 tokens", "two are needed"]);
+    refused(&of(&folder.join("none.txt")), "no text", &["cannot read", "none.txt"]);
+    fs::remove_dir_all(&folder).expect("the folder");
+}

@@ -270,6 +270,15 @@ impl Weights {
         Ok(OnHost { target, draft })
     }
 
+    /// Loads the whole target into the host's memory, held so.
+    ///
+    /// # Errors
+    /// A file that is missing or wrong.
+    pub(crate) fn target_in(&self, dtype: Dtype, watch: Watch<'_>) -> Result<Model, ModelError> {
+        let what = format!("target model in {dtype}");
+        Model::load(&self.target, Shard::WHOLE, dtype, &mut |progress| watch(&what, progress))
+    }
+
     /// How a GPU gets these shards of the pair: read from its files, or made anew, every time.
     pub(crate) fn on_gpu(&self, target_shard: Shard, draft_shard: Option<Shard>) -> CudaWeights {
         let weights = self.clone();

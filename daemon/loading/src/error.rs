@@ -23,6 +23,9 @@ pub enum LoadError {
         .0.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
     NoDemoPair(Vec<PathBuf>),
+    /// A text has nothing that could be predicted.
+    #[error("the text has {0} tokens: two are needed at least, one that the other is predicted from")]
+    ShortText(usize),
     /// A model cannot be used.
     #[error(transparent)]
     Model(#[from] ModelError),

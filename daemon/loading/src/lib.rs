@@ -8,6 +8,7 @@ pub mod load_pairs;
 pub mod locate;
 mod place_pair;
 pub mod plan_command;
+pub mod quality;
 mod shares;
 
 pub use config_pair::Watch;

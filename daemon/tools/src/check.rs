@@ -1,16 +1,16 @@
 //! `faser check`: loads what the config names and says how it would be placed.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
 use faser_config::device::Machine;
 use faser_config::{Config, ConfigError, sizes};
 use faser_engine::cost::{PassCost, Reach};
 use faser_loading::load_pairs::{Loaded, load_all};
-use faser_models::{CallFormat, Experts, ModelConfig};
+use faser_models::{CallFormat, Experts, ModelConfig, Quality};
 use faser_openai::access::Access;
 use faser_terminal::Display;
 use faser_topology::Node;
@@ -24,7 +24,8 @@ It loads the models, so a file that is missing, cut off or of the wrong shape is
 
 Examples:
   faser check -c configs/laptop.yaml
-  faser check model.gguf                          what is in this file?")]
+  faser check model.gguf                          what is in this file?
+  faser check --quality text.txt model.gguf       what does its dtype cost?")]
 pub struct CheckArgs {
     /// Config file (YAML); without it every default is checked.
     #[arg(short, long, value_name = "FILE")]
@@ -35,6 +36,12 @@ pub struct CheckArgs {
     /// Measure what passes cost anew, also if an earlier start has cached it; for policies that need to know it.
     #[arg(long)]
     pub profile: bool,
+    /// A text to read with the target in `model.dtype` and in f32, on the CPU: what is lost by the dtype, as perplexity and divergence.
+    #[arg(long, value_name = "TEXT FILE")]
+    pub quality: Option<PathBuf>,
+    /// Tokens of it to read at most.
+    #[arg(long, value_name = "N", default_value_t = 2048, requires = "quality")]
+    pub quality_tokens: usize,
 }
 
 impl CheckArgs {
@@ -45,6 +52,26 @@ impl CheckArgs {
     pub fn load_config(&self) -> Result<Config, ConfigError> {
         self.pair.read(self.config.clone())?.profiled(self.profile)
     }
+}
+
+/// What the target's dtype costs over a text.
+///
+/// # Errors
+/// The text cannot be read, or the target cannot be loaded.
+pub fn quality(config: &Config, text: &Path, most: usize) -> Result<String> {
+    let words = std::fs::read(text).with_context(|| format!("cannot read {}", text.display()))?;
+    let mut display = Display::new();
+    let watch = &mut |what: &str, progress| display.show(what, progress);
+    let (quality, dtype) =
+        faser_loading::quality::quality(config, &String::from_utf8_lossy(&words), most, watch)?;
+    display.finish();
+    let Quality { tokens, perplexity, perplexity_in_f32, divergence, divergence_p99, same_token } = quality;
+    Ok(format!(
+        "quality  {tokens} tokens of {}: perplexity {perplexity:.4} in {dtype}, {perplexity_in_f32:.4} in f32; divergence from f32 \
+         {divergence:.2e} nats in the mean, {divergence_p99:.2e} at p99; the same likeliest token in {:.2} % of places",
+        text.display(),
+        1e2 * same_token
+    ))
 }
 
 /// Loads everything `serve` would load and returns the summary; nothing is started.

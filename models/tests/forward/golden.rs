@@ -4,7 +4,7 @@
 use candle_core::{DType, Device};
 use faser_kernels::{Dtype, Isa};
 use faser_models::rounding::Distance;
-use faser_models::{Model, ModelConfig, Shard, WeightSource};
+use faser_models::{Model, ModelConfig, Quality, Shard, WeightSource};
 
 use crate::session::{Session, golden, golden_cases, load};
 
@@ -140,4 +140,32 @@ fn a_vocabulary_with_more_or_fewer_rows_changes_no_logit_that_both_have() {
             }
         }
     }
+}
+
+#[test]
+fn quality_is_that_of_transformers_logits_and_of_the_type_alone() {
+    let (tokens, expected) = expected("llama");
+    let model = f32("llama");
+    let same = Quality::of(&model, &model, &tokens, 1).unwrap();
+    let surprise = |(logits, next): (&Vec<f32>, &u32)| {
+        let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+        sum.ln() - f64::from(logits[*next as usize])
+    };
+    let all: f64 = expected.iter().zip(&tokens[1..]).map(surprise).sum();
+    let perplexity = (all / (tokens.len() - 1) as f64).exp();
+    assert!((same.perplexity / perplexity - 1.0).abs() < 1e-4, "{same:?} {perplexity}");
+    assert_eq!((same.tokens, same.divergence, same.divergence_p99), (tokens.len() - 1, 0.0, 0.0));
+    assert_eq!((same.same_token, same.perplexity_in_f32), (1.0, same.perplexity));
+
+    // Four windows of the model's 64 tokens, and one token, which has nothing behind it.
+    let long: Vec<u32> = tokens.iter().copied().cycle().take(4 * 64 + 1).collect();
+    let of = |dtype| {
+        let model = load("llama", Shard::WHOLE, dtype).unwrap();
+        Quality::of(&model, &f32("llama"), &long, 2).unwrap()
+    };
+    let [bf16, int8, int4] = [Dtype::Bf16, Dtype::Int8, Dtype::Int4].map(of);
+    assert_eq!([bf16.tokens, int8.tokens, int4.tokens], [4 * 63; 3]);
+    assert!(bf16.divergence > 0.0 && 4.0 * bf16.divergence < int4.divergence, "{bf16:?} {int4:?}");
+    assert!(int8.divergence < int4.divergence && int4.same_token < 1.0, "{int8:?} {int4:?}");
+    assert!(int4.divergence_p99 > int4.divergence && int4.divergence < 1.0, "{int4:?}");
 }

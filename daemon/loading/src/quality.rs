@@ -1,0 +1,30 @@
+//! What the target that a config names loses by its dtype, over a text.
+
+use faser_actors::Dtype;
+use faser_config::Config;
+use faser_models::Quality;
+
+use crate::config_pair::{Watch, pair};
+use crate::error::LoadError;
+
+/// Loads the target twice, in its dtype and in f32, whatever the device, and reads up to so many tokens of `text` with both on the CPU.
+///
+/// # Errors
+/// A file that is missing or wrong; a text that is too short.
+pub fn quality(
+    config: &Config,
+    text: &str,
+    most: usize,
+    watch: Watch<'_>,
+) -> Result<(Quality, Dtype), LoadError> {
+    let pair = pair(config, false)?;
+    let mut tokens = pair.tokenizer.encode_beginning(text, most.saturating_add(1))?;
+    tokens.truncate(most.saturating_add(1));
+    if tokens.len() < 2 {
+        return Err(LoadError::ShortText(tokens.len()));
+    }
+    let [model, in_f32] = [pair.weights.dtype, Dtype::F32].map(|dtype| pair.weights.target_in(dtype, watch));
+    let all = || std::thread::available_parallelism().map_or(1, usize::from);
+    let quality = Quality::of(&model?, &in_f32?, &tokens, config.device.threads.unwrap_or_else(all))?;
+    Ok((quality, pair.weights.dtype))
+}
