@@ -184,6 +184,8 @@ async fn an_answer_that_is_whole_has_the_rest() {
         let choice = &rest["choices"][0];
         assert_eq!(choice["token_ids"].as_array().unwrap(), &ids[had..]);
         assert!(text_of(&whole).ends_with(text_of(&rest)), "{rest}");
+        // What is cached of the output is none of the prompt.
+        assert_eq!(rest["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
         assert_eq!(
             (&rest["usage"]["completion_tokens"], &choice["finish_reason"]),
             (&json!(20), &json!("length"))
