@@ -191,6 +191,13 @@ async fn an_answer_that_is_whole_has_the_rest() {
             (&json!(20), &json!("length"))
         );
     }
+    let more = json!({"resume": {"token_ids": ids[..7]}, "include_metrics": true});
+    let metrics = &ok!(client, "/v1/completions", with(&body, &more))["metrics"];
+    assert!(metrics["num_target_passes"].as_u64().is_some_and(|passes| passes > 0), "{metrics}");
+    // Times of thirteen tokens, by which twenty would be divided.
+    for name in ["time_to_first_token_ms", "mean_itl_ms", "tokens_per_second"] {
+        assert!(metrics[name].is_null(), "{name}: {metrics}");
+    }
     // By the text alone: it is written again, whichever character it was broken off behind.
     let body = json!({"prompt": "hello", "max_tokens": 20, "seed": 4});
     let ends = text_of(&whole).char_indices().map(|(at, _)| at).chain([text_of(&whole).len()]);
