@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use faser_actors::{Constraint, LogprobCollector, Logprobs, ReplicaStream, Update};
-use faser_engine::{FinishReason, Origin, TokenId, Usage};
+use faser_engine::{FinishReason, Moments, Origin, TokenId, Usage};
 use faser_models::{Detokenizer, Tokenizer};
 
 use crate::stop::StopMatcher;
@@ -21,6 +21,8 @@ pub struct TextSequence {
     again: Option<TokenId>,
     /// The text of those tokens, as it was shown.
     shown_before: String,
+    /// There are such tokens: what is counted begins with them, and clocks do not.
+    resumed: bool,
     /// Characters of text that tokens have made so far, shown or not.
     characters: usize,
     output: Vec<TokenId>,
@@ -167,6 +169,7 @@ impl TextSequence {
             ahead: None,
             again: received.last().copied(),
             shown_before: String::new(),
+            resumed: !received.is_empty(),
             characters: 0,
             output: Vec::new(),
             origin: Origin::Target,
@@ -211,6 +214,9 @@ impl TextSequence {
             if let Some(mut ending) = self.ending.take() {
                 if let Some(tokens) = self.tokens.take() {
                     ending.usage = took(tokens).await;
+                }
+                if let Some(usage) = ending.usage.as_mut().filter(|_| self.resumed) {
+                    usage.moments = Moments::default();
                 }
                 if !self.reading.received_text.is_empty() {
                     return Err(self.broken(SequenceError::Another));

@@ -164,7 +164,9 @@ async fn each_of_several_choices_goes_on_by_itself() {
     let whole = events(&ok!(client, path, asking(&with(&body, &json!({"n": 3})))));
     for index in 0..3 {
         let undisturbed = Kept::default().read(&whole, index);
-        let kept = Kept::default().read(&whole[..whole.len() / 2], index);
+        // Behind its first tokens, wherever those of the others are.
+        let mut cut_off = (0..whole.len()).map(|cut| Kept::default().read(&whole[..cut], index));
+        let kept = cut_off.find(|kept| !kept.tokens.is_empty()).unwrap();
         assert!(kept.tokens.len() < undisturbed.tokens.len());
         let more = json!({"resume": {"token_ids": kept.tokens, "choice": index}});
         let rest = events(&ok!(client, path, asking(&with(&body, &more))));
@@ -184,10 +186,19 @@ async fn an_answer_that_is_whole_has_the_rest() {
         let choice = &rest["choices"][0];
         assert_eq!(choice["token_ids"].as_array().unwrap(), &ids[had..]);
         assert!(text_of(&whole).ends_with(text_of(&rest)), "{rest}");
+        // What is cached of the output is none of the prompt.
+        assert_eq!(rest["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
         assert_eq!(
             (&rest["usage"]["completion_tokens"], &choice["finish_reason"]),
             (&json!(20), &json!("length"))
         );
+    }
+    let more = json!({"resume": {"token_ids": ids[..7]}, "include_metrics": true});
+    let metrics = &ok!(client, "/v1/completions", with(&body, &more))["metrics"];
+    assert!(metrics["num_target_passes"].as_u64().is_some_and(|passes| passes > 0), "{metrics}");
+    // Times of thirteen tokens, by which twenty would be divided.
+    for name in ["time_to_first_token_ms", "mean_itl_ms", "tokens_per_second"] {
+        assert!(metrics[name].is_null(), "{name}: {metrics}");
     }
     // By the text alone: it is written again, whichever character it was broken off behind.
     let body = json!({"prompt": "hello", "max_tokens": 20, "seed": 4});
