@@ -16,6 +16,7 @@ use faser_tools::generate::GenerateArgs;
 #[cfg(feature = "gpu-check")]
 use faser_tools::gpu_check::GpuCheckArgs;
 use faser_tools::pair_args::PairArgs;
+use faser_tools::pull::{ModelsArgs, PullArgs};
 use faser_tools::sim::SimArgs;
 use serde_json::Value;
 
@@ -26,6 +27,7 @@ Examples:
   faser ctl status                                what does the running daemon do?
   faser top                                       the same, live
   faser check -c my.yaml                          is this config right, and does it fit this machine?
+  faser serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B    models by their names, which are downloaded
   faser serve model.gguf                          a GGUF file, or a model's folder, without a config
   faser plan -c configs/plans/h100x8.yaml         which GPUs would hold what, and would it fit?
   faser generate \"Returns the number of\"          see which tokens the draft model got right
@@ -61,6 +63,10 @@ pub enum Command {
     Compare(Box<CompareArgs>),
     /// Compare policies in the simulator: the real engine on a model of a device.
     Sim(Box<SimArgs>),
+    /// Download models by their names, without loading them.
+    Pull(PullArgs),
+    /// List the models that are downloaded.
+    Models(ModelsArgs),
     /// Ask a running daemon something, or change how it works, by its admin socket.
     Ctl(CtlArgs),
     /// Watch a running daemon in this terminal: throughput, lanes, queue, KV, acceptance, requests.
@@ -78,9 +84,12 @@ pub enum Command {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Without -c and MODEL the demo pair is served. configs/laptop.yaml has every key with its default.
+MODEL is a path if there is one of that name; else ORG/NAME, ORG/NAME@REVISION and ORG/NAME:Q4_K_M are downloaded from the hub, as
+`faser pull` does it.
 
 Examples:
   faser serve
+  faser serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
   faser serve model.gguf --draft small.gguf       a pair without a config file
   faser serve --policy off                        plain decoding, to compare
   faser serve -c my.yaml --listen 0.0.0.0:8000    reachable from other machines; needs API keys")]
@@ -122,6 +131,7 @@ Examples:
   faser plan                                      the demo pair on this machine
   faser plan -c configs/plans/h100x8.yaml
   faser plan model.gguf
+  faser plan Qwen/Qwen3-8B                        of a model on the hub config.json alone is downloaded
   faser plan -c my.yaml --json | jq '.plan.devices'")]
 pub struct PlanArgs {
     /// Config file (YAML); without it the demo pair is planned for.

@@ -101,7 +101,13 @@ impl Cache {
     }
 
     /// Makes `file` of a snapshot a link to its content.
-    pub(crate) fn link(&self, repo: &str, commit: &str, file: &str, checksum: &Checksum) -> Result<(), HubError> {
+    pub(crate) fn link(
+        &self,
+        repo: &str,
+        commit: &str,
+        file: &str,
+        checksum: &Checksum,
+    ) -> Result<(), HubError> {
         let path = self.snapshot(repo, commit).join(file);
         let up = "../".repeat(file.split('/').count() + 1);
         let content = PathBuf::from(format!("{up}blobs/{}", checksum.digits()));
@@ -132,7 +138,7 @@ impl Cache {
             Err(source) => return Err(HubError::file("read", &self.folder, source)),
         };
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-        let repos = names.filter_map(|name| Some(name.strip_prefix("models--")?.replace("--", "/")));
+        let repos = names.filter_map(|name| repo_in(&name));
         let mut models: Vec<CachedModel> = repos.flat_map(|repo| self.versions(&repo)).collect();
         models.sort_by(|a, b| (&a.repo, &a.commit).cmp(&(&b.repo, &b.commit)));
         Ok(models)
@@ -149,14 +155,16 @@ impl Cache {
             }
         }
         let blobs = fs::read_dir(self.model(repo).join("blobs")).into_iter().flatten().flatten();
-        let incomplete = blobs.filter(|entry| entry.path().extension().is_some_and(|end| end == "incomplete"));
+        let incomplete =
+            blobs.filter(|entry| entry.path().extension().is_some_and(|end| end == "incomplete"));
         let incomplete_bytes = incomplete.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum();
         let snapshots = fs::read_dir(self.model(repo).join("snapshots")).into_iter().flatten().flatten();
         let commits = snapshots.filter_map(|entry| entry.file_name().into_string().ok());
         let version = |commit: String| {
             let path = self.snapshot(repo, &commit);
             let files = self.files(repo, &commit);
-            let facts: Vec<fs::Metadata> = files.iter().filter_map(|file| fs::metadata(path.join(file)).ok()).collect();
+            let facts: Vec<fs::Metadata> =
+                files.iter().filter_map(|file| fs::metadata(path.join(file)).ok()).collect();
             let modified = facts.iter().filter_map(|facts| facts.modified().ok()).max();
             let modified = modified.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
             CachedModel {
@@ -172,6 +180,20 @@ impl Cache {
         };
         commits.filter(|commit| is_commit(commit)).map(version).collect()
     }
+}
+
+/// What a model is called whose snapshot this folder is: the folder's own name is that of a commit.
+#[must_use]
+pub fn repo_of(snapshot: &Path) -> Option<String> {
+    let name = |path: &Path| path.file_name()?.to_str().map(str::to_owned);
+    let snapshots = snapshot.parent()?;
+    let is_snapshot = is_commit(&name(snapshot)?) && name(snapshots)? == "snapshots";
+    is_snapshot.then(|| name(snapshots.parent()?))?.and_then(|directory| repo_in(&directory))
+}
+
+/// `org/name` of `models--org--name`.
+fn repo_in(directory: &str) -> Option<String> {
+    Some(directory.strip_prefix("models--")?.replace("--", "/"))
 }
 
 fn directory_name(repo: &str) -> String {
@@ -198,6 +220,26 @@ fn walk(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<String>) {
             }
         } else if path.is_file() {
             files.push(inner);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_called_as_its_model() {
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        let of = |path: String| repo_of(Path::new(&path));
+        assert_eq!(
+            of(format!("/c/models--Qwen--Qwen3-8B/snapshots/{commit}")).as_deref(),
+            Some("Qwen/Qwen3-8B")
+        );
+        assert_eq!(of(format!("/c/models--gpt2/snapshots/{commit}/")).as_deref(), Some("gpt2"));
+        for other in ["/models/Qwen3-8B".to_owned(), format!("/c/x/snapshots/{commit}"), format!("/{commit}")]
+        {
+            assert_eq!(of(other.clone()), None, "{other}");
         }
     }
 }

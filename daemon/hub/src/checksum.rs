@@ -71,7 +71,8 @@ mod tests {
     #[test]
     fn checksums_are_those_of_sha256sum_and_git_hash_object() {
         // `printf 'hello\n' | sha256sum`, `printf 'hello\n' | git hash-object --stdin`.
-        let sha256 = Checksum::sha256("5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03").unwrap();
+        let sha256 =
+            Checksum::sha256("5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03").unwrap();
         let git = Checksum::git("ce013625030ba8dba906f756967f9e9ca394464a").unwrap();
         for wanted in [&sha256, &git] {
             let of = |content: &[u8], size| {
@@ -82,6 +83,9 @@ mod tests {
             assert!(of(b"hello\n", 6));
             assert!(!of(b"hellO\n", 6));
         }
-        assert_eq!((Checksum::sha256("5891"), Checksum::git("../../../../../../../../../../../../etc/x")), (None, None));
+        assert_eq!(
+            (Checksum::sha256("5891"), Checksum::git("../../../../../../../../../../../../etc/x")),
+            (None, None)
+        );
     }
 }

@@ -115,11 +115,13 @@ impl<'s> Client<'s> {
         let read = response.body_mut().with_config().limit(MOST_LISTING_BYTES).read_to_vec();
         let text = match read {
             Ok(text) => text,
-            Err(ureq::Error::BodyExceedsLimit(_)) => return Err(self.no_hub(name, "its list of files is too long")),
+            Err(ureq::Error::BodyExceedsLimit(_)) => {
+                return Err(self.no_hub(name, "its list of files is too long"));
+            }
             Err(error) => return Err(self.unreachable(name, &error)),
         };
-        let info: RevisionInfo =
-            serde_json::from_slice(&text).map_err(|error| self.no_hub(name, &format!("its list of files is none ({error})")))?;
+        let info: RevisionInfo = serde_json::from_slice(&text)
+            .map_err(|error| self.no_hub(name, &format!("its list of files is none ({error})")))?;
         if !is_commit(&info.sha) {
             return Err(self.no_hub(name, "its revision has no commit"));
         }
@@ -135,14 +137,21 @@ impl<'s> Client<'s> {
     }
 
     /// The bytes of a file from `from` on, or from its beginning where the hub knows no ranges.
-    pub(crate) fn bytes(&self, name: &ModelName, commit: &str, file: &RemoteFile, from: u64) -> Result<Bytes, Trouble> {
+    pub(crate) fn bytes(
+        &self,
+        name: &ModelName,
+        commit: &str,
+        file: &RemoteFile,
+        from: u64,
+    ) -> Result<Bytes, Trouble> {
         let Settings { endpoint, .. } = self.settings;
         let url = format!("{endpoint}/{}/resolve/{commit}/{}", name.repo(), encoded(&file.path, b"/"));
         let response = self.get(name, url, from)?;
         let from = match response.status() {
             StatusCode::OK => 0,
             StatusCode::PARTIAL_CONTENT => {
-                let range = response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
+                let range =
+                    response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
                 let begins = range.and_then(|range| range.strip_prefix("bytes ")?.split_once('-'));
                 if begins.and_then(|(begin, _)| begin.parse().ok()) != Some(from) {
                     return Err(self.no_hub(name, "it brings another part of a file than was asked for"));
@@ -169,7 +178,8 @@ impl<'s> Client<'s> {
             if ![301, 302, 303, 307, 308].contains(&response.status().as_u16()) {
                 return Ok(response);
             }
-            let to = response.headers().get(header::LOCATION).and_then(|to| to.to_str().ok()).unwrap_or_default();
+            let to =
+                response.headers().get(header::LOCATION).and_then(|to| to.to_str().ok()).unwrap_or_default();
             url = match to {
                 _ if to.starts_with("https://") => to.to_owned(),
                 // Never from an encrypted connection to one that is not.
@@ -198,7 +208,11 @@ impl<'s> Client<'s> {
                 };
             }
             (408 | 500..600, _) => {
-                let error = HubError::Unreachable { name: name_said, endpoint, why: format!("it answers with status {status}") };
+                let error = HubError::Unreachable {
+                    name: name_said,
+                    endpoint,
+                    why: format!("it answers with status {status}"),
+                };
                 let after = retry_after(response.headers()).filter(|after| *after <= LONGEST_WAIT);
                 return Trouble::Passing(error, after);
             }
@@ -208,7 +222,9 @@ impl<'s> Client<'s> {
                 HubError::NoRevision { name: name_said, revision: name.revision().to_owned(), page }
             }
             // Whoever may not know whether there is such a model is told 401.
-            (_, Some("RepoNotFound")) | (401 | 404, None) => HubError::NoModel { name: name_said, endpoint, has_token },
+            (_, Some("RepoNotFound")) | (401 | 404, None) => {
+                HubError::NoModel { name: name_said, endpoint, has_token }
+            }
             _ => {
                 let said = text("x-error-message").map(|said| said.chars().take(MOST_SAID).collect());
                 HubError::Refused { name: name_said, endpoint, status, said }
@@ -257,7 +273,9 @@ fn origin(url: &str) -> &str {
 /// A part of an address, with `%` in the place of what may not stand there; `also` is left as it is.
 fn encoded(text: &str, also: &[u8]) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) || also.contains(&byte);
-    text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+    text.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }
 
 #[cfg(test)]

@@ -36,7 +36,10 @@ pub(crate) struct Download<'d> {
 }
 
 /// Asks again until there is an answer, or it is clear that there will be none.
-pub(crate) fn patiently<T>(stopped: &AtomicBool, mut ask: impl FnMut() -> Result<T, Trouble>) -> Result<T, HubError> {
+pub(crate) fn patiently<T>(
+    stopped: &AtomicBool,
+    mut ask: impl FnMut() -> Result<T, Trouble>,
+) -> Result<T, HubError> {
     let mut attempts = Attempts::default();
     loop {
         match ask() {
@@ -141,7 +144,11 @@ impl Download<'_> {
                 (seen, since) = (now, Instant::now());
             }
             if since.elapsed() > self.settings.patience * PATIENCE_FOR_OTHERS {
-                return Err(HubError::Held { name: self.name.to_string(), file: remote.path.clone(), lock: path });
+                return Err(HubError::Held {
+                    name: self.name.to_string(),
+                    file: remote.path.clone(),
+                    lock: path,
+                });
             }
             std::thread::sleep(GLANCE);
         }
@@ -160,7 +167,8 @@ impl Download<'_> {
         loop {
             self::check(self.stopped)?;
             let left = usize::try_from(remote.size_bytes - bytes).unwrap_or(usize::MAX).min(BUFFER_BYTES);
-            let read = file.read(&mut buffer[..left]).map_err(|source| HubError::file("read", &path, source))?;
+            let read =
+                file.read(&mut buffer[..left]).map_err(|source| HubError::file("read", &path, source))?;
             if read == 0 {
                 break;
             }
@@ -207,15 +215,22 @@ impl Download<'_> {
         let mut buffer = vec![0; BUFFER_BYTES];
         while growing.bytes < remote.size_bytes {
             check(self.stopped)?;
-            let left = usize::try_from(remote.size_bytes - growing.bytes).unwrap_or(usize::MAX).min(BUFFER_BYTES);
+            let left =
+                usize::try_from(remote.size_bytes - growing.bytes).unwrap_or(usize::MAX).min(BUFFER_BYTES);
             let read = match from.read(&mut buffer[..left]) {
-                Ok(0) => return Ok(Some(self.client.lost(self.name, format!("`{}` was cut off", remote.path)))),
+                Ok(0) => {
+                    return Ok(Some(self.client.lost(self.name, format!("`{}` was cut off", remote.path))));
+                }
                 Ok(read) => read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     return Ok(Some(self.client.lost(self.name, self.client.silent())));
                 }
-                Err(error) => return Ok(Some(self.client.lost(self.name, format!("`{}` was cut off ({error})", remote.path)))),
+                Err(error) => {
+                    return Ok(Some(
+                        self.client.lost(self.name, format!("`{}` was cut off ({error})", remote.path)),
+                    ));
+                }
             };
             growing.file.write_all(&buffer[..read]).map_err(disk)?;
             growing.check.update(&buffer[..read]);

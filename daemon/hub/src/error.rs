@@ -14,7 +14,9 @@ pub enum HubError {
         wanted: &'static str,
     },
     /// Nobody said where the cache is.
-    #[error("there is no place for downloaded models, for neither HOME nor HF_HOME is set: set HF_HOME to a folder")]
+    #[error(
+        "there is no place for downloaded models, for neither HOME nor HF_HOME is set: set HF_HOME to a folder"
+    )]
     NoCache,
     /// A file or folder of the cache.
     #[error("cannot {what} {}: {source}", path.display())]
@@ -107,7 +109,9 @@ pub enum HubError {
         has_token: bool,
     },
     /// There is no such branch, tag or commit.
-    #[error("{name} has no revision `{revision}`: write a branch, a tag or a whole commit behind `@`, see {page}")]
+    #[error(
+        "{name} has no revision `{revision}`: write a branch, a tag or a whole commit behind `@`, see {page}"
+    )]
     NoRevision {
         /// The model.
         name: String,

@@ -11,8 +11,8 @@ mod pull;
 mod settings;
 mod wanted;
 
-pub use self::cache::{Cache, CachedModel};
+pub use self::cache::{Cache, CachedModel, repo_of};
 pub use self::error::HubError;
 pub use self::model_name::{Choice, ModelName, NameError};
-pub use self::pull::{Downloaded, Pulled, pull};
+pub use self::pull::{Downloaded, Extent, Pulled, pull};
 pub use self::settings::Settings;

@@ -94,7 +94,11 @@ pub(crate) fn is_commit(text: &str) -> bool {
 /// Whether `path` stays within the folder that it starts from.
 pub(crate) fn is_plain_path(path: &str) -> bool {
     let plain = |part: &str| {
-        !part.is_empty() && part != "." && part != ".." && !part.contains(['\\', '\0']) && !part.contains(char::is_control)
+        !part.is_empty()
+            && part != "."
+            && part != ".."
+            && !part.contains(['\\', '\0'])
+            && !part.contains(char::is_control)
     };
     path.len() <= MOST_PATH_BYTES && path.split('/').all(plain)
 }
@@ -107,7 +111,10 @@ fn has_gguf_ending(path: &str) -> bool {
 fn is_repo(repo: &str) -> bool {
     let word = |part: &str| {
         let sign = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        !part.is_empty() && part.bytes().all(sign) && !part.starts_with(['-', '.']) && !part.ends_with(['-', '.'])
+        !part.is_empty()
+            && part.bytes().all(sign)
+            && !part.starts_with(['-', '.'])
+            && !part.ends_with(['-', '.'])
     };
     repo.len() <= MOST_REPO_BYTES
         && !repo.contains("--")
@@ -133,8 +140,9 @@ impl FromStr for ModelName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<ModelName, NameError> {
-        let refuse =
-            |problem: &str| Err(NameError { text: text.chars().take(200).collect(), problem: problem.to_owned() });
+        let refuse = |problem: &str| {
+            Err(NameError { text: text.chars().take(200).collect(), problem: problem.to_owned() })
+        };
         let Some(rest) = text.strip_prefix(SCHEME) else { return refuse("it does not begin with hf://") };
         for (kind, what) in [("datasets/", "a data set"), ("spaces/", "a space")] {
             if rest.starts_with(kind) {
@@ -164,14 +172,18 @@ impl FromStr for ModelName {
         }
         let choice = match (quantisation, path) {
             (Some(_), Some(_)) => return refuse("it names a quantisation and a file: keep one of the two"),
-            (Some(word), None) if word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte)) => {
+            (Some(word), None)
+                if word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte)) =>
+            {
                 if word.is_empty() {
                     return refuse("nothing follows `:`");
                 }
                 Choice::Quantisation(word.to_owned())
             }
             (Some(_), None) => return refuse("what follows `:` is no quantisation such as Q4_K_M"),
-            (None, Some(path)) if is_plain_path(path) && has_gguf_ending(path) => Choice::Gguf(path.to_owned()),
+            (None, Some(path)) if is_plain_path(path) && has_gguf_ending(path) => {
+                Choice::Gguf(path.to_owned())
+            }
             (None, Some(_)) => return refuse("what follows its name is no path of a .gguf file"),
             (None, None) => Choice::Folder,
         };
@@ -213,7 +225,12 @@ mod tests {
             ("hf://a/b:Q4_K_M", "a/b", "main", Choice::Quantisation("Q4_K_M".into())),
             ("hf://a/b:q8_0@v1", "a/b", "v1", Choice::Quantisation("q8_0".into())),
             ("hf://a/b/x.gguf", "a/b", "main", Choice::Gguf("x.gguf".into())),
-            ("hf://a/b/Q4/x-00001-of-00002.GGUF", "a/b", "main", Choice::Gguf("Q4/x-00001-of-00002.GGUF".into())),
+            (
+                "hf://a/b/Q4/x-00001-of-00002.GGUF",
+                "a/b",
+                "main",
+                Choice::Gguf("Q4/x-00001-of-00002.GGUF".into()),
+            ),
             ("hf://a/b@v1/Q4/x.gguf", "a/b", "v1", Choice::Gguf("Q4/x.gguf".into())),
             ("hf://a/b@refs/pr/7/x.gguf", "a/b", "refs/pr/7", Choice::Gguf("x.gguf".into())),
         ] {

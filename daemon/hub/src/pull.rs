@@ -29,6 +29,15 @@ pub struct Downloaded {
     pub total_bytes: u64,
 }
 
+/// How much of a model is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All that is served.
+    Whole,
+    /// What tells its shape: `config.json` alone, but of a GGUF file all of it.
+    Shape,
+}
+
 /// A model in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {
@@ -45,10 +54,14 @@ pub struct Pulled {
 ///
 /// # Errors
 /// See [`HubError`]. What has come by then stays, and the next call goes on from there.
-pub fn pull(settings: &Settings, name: &ModelName, watch: &mut dyn FnMut(Downloaded)) -> Result<Pulled, HubError> {
+pub fn pull(
+    settings: &Settings,
+    name: &ModelName,
+    watch: &mut dyn FnMut(Downloaded),
+) -> Result<Pulled, HubError> {
     let cache = Cache::new(&settings.cache);
     if settings.offline || name.is_pinned() {
-        match in_cache(&cache, name) {
+        match in_cache(&cache, name, extent) {
             Ok(pulled) => return Ok(pulled),
             Err(why) if settings.offline => {
                 return Err(HubError::Offline { name: name.to_string(), cache: settings.cache.clone(), why });
@@ -58,8 +71,8 @@ pub fn pull(settings: &Settings, name: &ModelName, watch: &mut dyn FnMut(Downloa
     }
     let client = Client::new(settings);
     match patiently(&AtomicBool::new(false), || client.listing(name)) {
-        Ok(listing) => bring(settings, &cache, &client, name, &listing, watch),
-        Err(error) if error.is_of_the_network() => match in_cache(&cache, name) {
+        Ok(listing) => bring(settings, &cache, &client, (name, extent), &listing, watch),
+        Err(error) if error.is_of_the_network() => match in_cache(&cache, name, extent) {
             Ok(pulled) => {
                 let note = format!("{error}; {} of the cache is used, which may be older", pulled.commit);
                 Ok(Pulled { note: Some(note), ..pulled })
@@ -71,7 +84,7 @@ pub fn pull(settings: &Settings, name: &ModelName, watch: &mut dyn FnMut(Downloa
 }
 
 /// The model as it is in the cache, or what is missing.
-fn in_cache(cache: &Cache, name: &ModelName) -> Result<Pulled, String> {
+fn in_cache(cache: &Cache, name: &ModelName, extent: Extent) -> Result<Pulled, String> {
     let commit = cache.commit(name.repo(), name.revision());
     let commit = commit.ok_or_else(|| format!("revision `{}` was never downloaded", name.revision()))?;
     let files = cache.files(name.repo(), &commit);
@@ -79,10 +92,13 @@ fn in_cache(cache: &Cache, name: &ModelName) -> Result<Pulled, String> {
         return Err(format!("commit {commit} was never downloaded"));
     }
     let folder = cache.snapshot(name.repo(), &commit);
-    let wanted = wanted(name, &files).map_err(|error| format!("of commit {commit} a part is there: {error}"))?;
+    let wanted = wanted(name, extent, &files)
+        .map_err(|error| format!("of commit {commit} a part is there: {error}"))?;
     if let Some(index) = wanted.index {
-        let text = std::fs::read(folder.join(index)).map_err(|error| format!("{index} cannot be read: {error}"))?;
-        shards(name, &text, &files).map_err(|error| format!("of commit {commit} a part is there: {error}"))?;
+        let text =
+            std::fs::read(folder.join(index)).map_err(|error| format!("{index} cannot be read: {error}"))?;
+        shards(name, &text, &files)
+            .map_err(|error| format!("of commit {commit} a part is there: {error}"))?;
     }
     Ok(Pulled { path: wanted.gguf.map_or(folder.clone(), |file| folder.join(file)), commit, note: None })
 }
@@ -91,7 +107,7 @@ fn bring(
     settings: &Settings,
     cache: &Cache,
     client: &Client<'_>,
-    name: &ModelName,
+    (name, extent): (&ModelName, Extent),
     listing: &Listing,
     watch: &mut dyn FnMut(Downloaded),
 ) -> Result<Pulled, HubError> {
@@ -101,7 +117,7 @@ fn bring(
     let remote = |paths: &[String]| -> Vec<&RemoteFile> {
         paths.iter().filter_map(|path| by_name.get(path.as_str()).copied()).collect()
     };
-    let wanted = wanted(name, &names)?;
+    let wanted = wanted(name, extent, &names)?;
     let folder = cache.snapshot(name.repo(), commit);
     let whole = Whole { settings, cache, client, name, commit };
     let mut all = remote(&wanted.files);
@@ -114,7 +130,11 @@ fn bring(
     }
     whole.bring(&all, watch)?;
     cache.keep_commit(name.repo(), name.revision(), commit)?;
-    Ok(Pulled { path: wanted.gguf.map_or(folder.clone(), |file| folder.join(file)), commit: commit.clone(), note: None })
+    Ok(Pulled {
+        path: wanted.gguf.map_or(folder.clone(), |file| folder.join(file)),
+        commit: commit.clone(),
+        note: None,
+    })
 }
 
 /// What every file of one pull has in common.
@@ -145,7 +165,8 @@ impl Whole<'_> {
             tracing::info!(model = %name, commit, files = missing.len(), size = size(total_bytes), "downloading");
         }
         let (done_bytes, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
-        let download = Download { client, settings, cache, name, commit, done_bytes: &done_bytes, stopped: &stopped };
+        let download =
+            Download { client, settings, cache, name, commit, done_bytes: &done_bytes, stopped: &stopped };
         let workers = missing.len().min(AT_ONCE);
         let queue = Mutex::new(missing);
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -167,7 +188,9 @@ impl Whole<'_> {
             loop {
                 match ended.recv_timeout(TELL_INTERVAL) {
                     // The first failure is the reason of all others.
-                    Ok(Err(error)) if result.is_ok() || matches!(result, Err(HubError::Stopped)) => result = Err(error),
+                    Ok(Err(error)) if result.is_ok() || matches!(result, Err(HubError::Stopped)) => {
+                        result = Err(error)
+                    }
                     Ok(_) | Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => break result,
                 }

@@ -38,7 +38,8 @@ impl Settings {
     }
 
     fn read(variable: Variable<'_>) -> Result<Settings, HubError> {
-        let set = |names: &[&str]| names.iter().find_map(|name| variable(name).filter(|value| !value.is_empty()));
+        let set =
+            |names: &[&str]| names.iter().find_map(|name| variable(name).filter(|value| !value.is_empty()));
         let flag = |names: &[&str]| {
             set(names).is_some_and(|value| {
                 ["1", "ON", "YES", "TRUE"].iter().any(|word| value.eq_ignore_ascii_case(word))
@@ -46,17 +47,26 @@ impl Settings {
         };
         let home = || {
             let folder = set(&["HOME"]).map(PathBuf::from);
-            let caches = set(&["XDG_CACHE_HOME"]).map(PathBuf::from).or_else(|| folder.map(|home| home.join(".cache")));
+            let caches = set(&["XDG_CACHE_HOME"])
+                .map(PathBuf::from)
+                .or_else(|| folder.map(|home| home.join(".cache")));
             caches.map(|caches| caches.join("huggingface"))
         };
         let own = set(&["HF_HOME"]).map(PathBuf::from).or_else(home);
         let cache = set(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]).map(PathBuf::from);
         let cache = cache.or_else(|| own.as_ref().map(|own| own.join("hub"))).ok_or(HubError::NoCache)?;
         let cache = std::path::absolute(&cache).map_err(|source| HubError::file("find", &cache, source))?;
-        let endpoint = set(&["HF_ENDPOINT"]).map_or_else(|| ENDPOINT.to_owned(), |value| value.to_string_lossy().into_owned());
+        let endpoint = set(&["HF_ENDPOINT"])
+            .map_or_else(|| ENDPOINT.to_owned(), |value| value.to_string_lossy().into_owned());
         let endpoint = endpoint.trim().trim_end_matches('/').to_owned();
-        if !["http://", "https://"].iter().any(|scheme| endpoint.len() > scheme.len() && endpoint.starts_with(scheme)) {
-            return Err(HubError::Variable { name: "HF_ENDPOINT", wanted: "an address such as https://huggingface.co" });
+        if !["http://", "https://"]
+            .iter()
+            .any(|scheme| endpoint.len() > scheme.len() && endpoint.starts_with(scheme))
+        {
+            return Err(HubError::Variable {
+                name: "HF_ENDPOINT",
+                wanted: "an address such as https://huggingface.co",
+            });
         }
         let patience = match set(&["HF_HUB_DOWNLOAD_TIMEOUT"]) {
             None => PATIENCE,
@@ -69,7 +79,9 @@ impl Settings {
                 })?)
             }
         };
-        let written = |value: OsString| value.to_str().map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned);
+        let written = |value: OsString| {
+            value.to_str().map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned)
+        };
         let token = set(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]).and_then(written);
         let token = match (token, set(&["HF_TOKEN_PATH"])) {
             (Some(token), _) => Some(token),
@@ -78,7 +90,10 @@ impl Settings {
             (None, None) => own.map_or(Ok(None), |own| token_in(&own.join("token"), false))?,
         };
         if token.as_ref().is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
-            return Err(HubError::Variable { name: "HF_TOKEN", wanted: "a token, in letters, digits and signs" });
+            return Err(HubError::Variable {
+                name: "HF_TOKEN",
+                wanted: "a token, in letters, digits and signs",
+            });
         }
         let offline = flag(&["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]);
         Ok(Settings { cache, endpoint, token, offline, patience })
@@ -115,7 +130,9 @@ mod tests {
     fn read(variables: &[(&str, &str)]) -> Result<Settings, String> {
         let variables: Vec<(String, OsString)> =
             variables.iter().map(|(name, value)| ((*name).to_owned(), OsString::from(value))).collect();
-        let variable = move |name: &str| variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+        let variable = move |name: &str| {
+            variables.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
+        };
         Settings::read(&variable).map_err(|error| error.to_string())
     }
 
@@ -130,9 +147,13 @@ mod tests {
         assert!(read(&[]).unwrap_err().contains("HF_HOME"));
         let plain = read(&[("HF_HOME", "/h")]).unwrap();
         assert_eq!((plain.endpoint.as_str(), plain.offline, plain.token), (ENDPOINT, false, None));
-        let mirror = read(&[("HF_HOME", "/h"), ("HF_ENDPOINT", "http://mirror:8080/"), ("HF_HUB_OFFLINE", "yes")]).unwrap();
+        let mirror =
+            read(&[("HF_HOME", "/h"), ("HF_ENDPOINT", "http://mirror:8080/"), ("HF_HUB_OFFLINE", "yes")])
+                .unwrap();
         assert_eq!((mirror.endpoint.as_str(), mirror.offline), ("http://mirror:8080", true));
-        for (name, value) in [("HF_ENDPOINT", "mirror"), ("HF_HUB_DOWNLOAD_TIMEOUT", "soon"), ("HF_TOKEN", "a b")] {
+        for (name, value) in
+            [("HF_ENDPOINT", "mirror"), ("HF_HUB_DOWNLOAD_TIMEOUT", "soon"), ("HF_TOKEN", "a b")]
+        {
             let refusal = read(&[("HF_HOME", "/h"), (name, value)]).unwrap_err();
             assert!(refusal.starts_with(&format!("{name} must be ")), "{refusal}");
         }

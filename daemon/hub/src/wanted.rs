@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use crate::model_name::is_plain_path;
+use crate::pull::Extent;
 use crate::{Choice, HubError, ModelName};
 
 /// What is read of a model beside its weights, where it is there.
 const BESIDE: [&str; 8] = [
-    "config.json",
+    CONFIG,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -18,6 +19,7 @@ const BESIDE: [&str; 8] = [
     "chat_template.jinja",
     "additional_chat_templates/tool_use.jinja",
 ];
+const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Of GGUF files for images, which are no models.
@@ -40,12 +42,18 @@ pub(crate) struct Wanted {
 ///
 /// # Errors
 /// They have no weights that can be served, or there is no such GGUF file, or more than one.
-pub(crate) fn wanted(name: &ModelName, files: &[String]) -> Result<Wanted, HubError> {
+pub(crate) fn wanted(name: &ModelName, extent: Extent, files: &[String]) -> Result<Wanted, HubError> {
     let unusable = |problem: String| HubError::Unusable { name: name.to_string(), problem };
     let has = |file: &str| files.iter().any(|known| known == file);
     let first = match name.choice() {
+        Choice::Folder if extent == Extent::Shape && has(CONFIG) => {
+            return Ok(Wanted { files: vec![CONFIG.to_owned()], index: None, gguf: None });
+        }
         Choice::Folder => {
-            let weights = [SINGLE, INDEX].into_iter().find(|file| has(file)).ok_or_else(|| unusable(no_weights(name, files)))?;
+            let weights = [SINGLE, INDEX]
+                .into_iter()
+                .find(|file| has(file))
+                .ok_or_else(|| unusable(no_weights(name, files)))?;
             let beside = BESIDE.into_iter().filter(|file| has(file));
             return Ok(Wanted {
                 files: beside.chain([weights]).map(str::to_owned).collect(),
@@ -54,14 +62,28 @@ pub(crate) fn wanted(name: &ModelName, files: &[String]) -> Result<Wanted, HubEr
             });
         }
         Choice::Gguf(path) if has(path) => path,
-        Choice::Gguf(path) => return Err(unusable(format!("has no file `{path}`; its GGUF files are {}", listed(&ggufs(files))))),
+        Choice::Gguf(path) => {
+            return Err(unusable(format!(
+                "has no file `{path}`; its GGUF files are {}",
+                listed(&ggufs(files))
+            )));
+        }
         Choice::Quantisation(word) => {
             let fits: Vec<&str> = ggufs(files).into_iter().filter(|file| ends_in(file, word)).collect();
             match fits[..] {
                 [only] => only,
-                [] => return Err(unusable(format!("has no GGUF file for `:{word}`; its GGUF files are {}", listed(&ggufs(files))))),
+                [] => {
+                    return Err(unusable(format!(
+                        "has no GGUF file for `:{word}`; its GGUF files are {}",
+                        listed(&ggufs(files))
+                    )));
+                }
                 _ => {
-                    let problem = format!("has several GGUF files for `:{word}`: name one of them behind hf://{}/, of {}", name.repo(), listed(&fits));
+                    let problem = format!(
+                        "has several GGUF files for `:{word}`: name one of them behind hf://{}/, of {}",
+                        name.repo(),
+                        listed(&fits)
+                    );
                     return Err(unusable(problem));
                 }
             }
@@ -79,9 +101,15 @@ pub(crate) fn wanted(name: &ModelName, files: &[String]) -> Result<Wanted, HubEr
 /// # Errors
 /// It is no index, or names what the repository does not have.
 pub(crate) fn shards(name: &ModelName, index: &[u8], files: &[String]) -> Result<Vec<String>, HubError> {
-    let unusable = |problem: &str| HubError::Unusable { name: name.to_string(), problem: format!("has an {INDEX} {problem}: take another revision") };
+    let unusable = |problem: &str| HubError::Unusable {
+        name: name.to_string(),
+        problem: format!("has an {INDEX} {problem}: take another revision"),
+    };
     let index: Value = serde_json::from_slice(index).map_err(|_| unusable("that is no JSON"))?;
-    let map = index.get("weight_map").and_then(Value::as_object).ok_or_else(|| unusable("without a `weight_map`"))?;
+    let map = index
+        .get("weight_map")
+        .and_then(Value::as_object)
+        .ok_or_else(|| unusable("without a `weight_map`"))?;
     let mut shards = BTreeSet::new();
     for file in map.values() {
         let file = file.as_str().filter(|file| is_plain_path(file) && file.ends_with(".safetensors"));
@@ -98,7 +126,11 @@ fn no_weights(name: &ModelName, files: &[String]) -> String {
     let any = |end: &str| files.iter().any(|file| file.ends_with(end));
     let ggufs = ggufs(files);
     if !ggufs.is_empty() {
-        return format!("has GGUF files: say which, as in hf://{}:Q4_K_M, of {}", name.repo(), listed(&ggufs));
+        return format!(
+            "has GGUF files: say which, as in hf://{}:Q4_K_M, of {}",
+            name.repo(),
+            listed(&ggufs)
+        );
     }
     if any("adapter_config.json") {
         return "is a LoRA adapter, which is served merged alone: merge it into its base model (`merge_and_unload` of peft) and give that folder".to_owned();
@@ -149,7 +181,8 @@ fn listed(files: &[&str]) -> String {
     if files.is_empty() {
         return "none".to_owned();
     }
-    let more = if files.len() > LISTED { format!(" and {} others", files.len() - LISTED) } else { String::new() };
+    let more =
+        if files.len() > LISTED { format!(" and {} others", files.len() - LISTED) } else { String::new() };
     format!("{}{more}", files.iter().take(LISTED).copied().collect::<Vec<_>>().join(", "))
 }
 
@@ -159,21 +192,34 @@ mod tests {
 
     fn of(name: &str, files: &[&str]) -> Result<Wanted, String> {
         let files: Vec<String> = files.iter().map(|file| (*file).to_owned()).collect();
-        wanted(&name.parse().unwrap(), &files).map_err(|error| error.to_string())
+        wanted(&name.parse().unwrap(), Extent::Whole, &files).map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_folder_is_its_config_its_tokenizer_and_its_safetensors() {
         let files = [
-            "README.md", "config.json", "onnx/model.onnx", "original/consolidated.00.pth", "pytorch_model.bin",
-            "tokenizer.json", "tokenizer.model", "chat_template.jinja", "x.Q4_K_M.gguf", "model.safetensors.index.json",
-            "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors",
+            "README.md",
+            "config.json",
+            "onnx/model.onnx",
+            "original/consolidated.00.pth",
+            "pytorch_model.bin",
+            "tokenizer.json",
+            "tokenizer.model",
+            "chat_template.jinja",
+            "x.Q4_K_M.gguf",
+            "model.safetensors.index.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "consolidated.safetensors",
         ];
         let found = of("hf://a/b", &files).unwrap();
         assert_eq!(found.files, ["config.json", "tokenizer.json", "chat_template.jinja", INDEX]);
         assert_eq!((found.index, found.gguf), (Some(INDEX), None));
+        let all: Vec<String> = files.iter().map(|file| (*file).to_owned()).collect();
+        assert_eq!(wanted(&"hf://a/b".parse().unwrap(), Extent::Shape, &all).unwrap().files, ["config.json"]);
         // transformers and the loader prefer the single file, too.
-        let both = of("hf://a/b", &["config.json", SINGLE, INDEX, "model-00001-of-00001.safetensors"]).unwrap();
+        let both =
+            of("hf://a/b", &["config.json", SINGLE, INDEX, "model-00001-of-00001.safetensors"]).unwrap();
         assert_eq!((both.files, both.index), (vec!["config.json".to_owned(), SINGLE.to_owned()], None));
     }
 
@@ -198,8 +244,16 @@ mod tests {
     #[test]
     fn a_gguf_file_is_named_or_told_by_its_quantisation_and_has_all_its_parts() {
         let files = [
-            "mmproj-x-Q8_0.gguf", "x-Q4_K_M.gguf", "x-IQ4_K_M.gguf", "x-Q8_0.gguf", "BF16/x-BF16-00001-of-00002.gguf",
-            "BF16/x-BF16-00002-of-00002.gguf", "y.q6_k.gguf", "z-Q2_K.gguf", "w-Q2_K.gguf", "v-Q3_K-00001-of-00002.gguf",
+            "mmproj-x-Q8_0.gguf",
+            "x-Q4_K_M.gguf",
+            "x-IQ4_K_M.gguf",
+            "x-Q8_0.gguf",
+            "BF16/x-BF16-00001-of-00002.gguf",
+            "BF16/x-BF16-00002-of-00002.gguf",
+            "y.q6_k.gguf",
+            "z-Q2_K.gguf",
+            "w-Q2_K.gguf",
+            "v-Q3_K-00001-of-00002.gguf",
         ];
         for (name, gguf, count) in [
             ("hf://a/b:Q4_K_M", "x-Q4_K_M.gguf", 1),

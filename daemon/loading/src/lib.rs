@@ -4,6 +4,7 @@ mod config_pair;
 pub mod costs;
 mod draft_dtype;
 pub mod error;
+mod fetch;
 pub mod load_pairs;
 mod locate;
 mod place_pair;
@@ -11,3 +12,4 @@ pub mod plan_command;
 mod shares;
 
 pub use config_pair::Watch;
+pub use fetch::fetched;

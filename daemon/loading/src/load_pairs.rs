@@ -12,6 +12,7 @@ use faser_config::{Config, ModelSource};
 use faser_engine::{
     DraftSource, EngineConfig, FinishReason, K_LIMIT, Learned, ProposedBlock, SpeculationBounds, TokenId,
 };
+use faser_hub::Extent;
 use faser_models::{
     CallFormat, ChatTemplate, GenerationDefaults, HeadKind, ModelConfig, ModelError, Progress, Tokenizer,
 };
@@ -24,6 +25,7 @@ use tokio::sync::Semaphore;
 use crate::config_pair::{Pair, Watch, pair, refuse_unfit_head, shorter_draft};
 use crate::costs::{CostSource, LearnedFile, tables};
 use crate::error::LoadError;
+use crate::fetch::fetched;
 use crate::place_pair::{Placed, Staged, place, stage};
 use crate::shares::{beside_past_outputs, memory_of_pairs, of_past_outputs};
 
@@ -153,8 +155,9 @@ fn refuse_plans_only(config: &Config) -> Result<(), LoadError> {
 /// # Errors
 /// A file that is missing or wrong, models that do not go together, or a device that cannot be used or is too small for them.
 pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, LoadError> {
+    let config = fetched(config, Extent::Whole, watch)?;
     let host = CpuDevice::discover()?;
-    let begun = begin(config, &host, watch)?;
+    let begun = begin(&config, &host, watch)?;
     finish(begun, host, watch)
 }
 
@@ -166,6 +169,7 @@ pub fn load_all(config: &Config, watch: Watch<'_>) -> Result<Vec<Loaded>, LoadEr
     let [_, _, ..] = config.each() else {
         return config.each().iter().map(|only| load(only, watch)).collect();
     };
+    let config = fetched(config, Extent::Whole, watch)?;
     let host = CpuDevice::discover()?;
     let mut begun = Vec::with_capacity(config.pairs.len());
     for pair in config.each() {

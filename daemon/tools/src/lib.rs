@@ -1,4 +1,4 @@
-//! The commands that are no daemon: `faser generate`, `check`, `bench`, `compare`, `sim` and `gpu-check`.
+//! The commands that are no daemon: `faser generate`, `check`, `bench`, `compare`, `sim`, `pull`, `models` and `gpu-check`.
 
 pub mod bench;
 pub mod check;
@@ -7,6 +7,7 @@ pub mod generate;
 #[cfg(feature = "gpu-check")]
 pub mod gpu_check;
 pub mod pair_args;
+pub mod pull;
 pub mod sim;
 pub mod target_args;
 
