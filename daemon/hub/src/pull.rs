@@ -57,6 +57,7 @@ pub struct Pulled {
 pub fn pull(
     settings: &Settings,
     name: &ModelName,
+    extent: Extent,
     watch: &mut dyn FnMut(Downloaded),
 ) -> Result<Pulled, HubError> {
     let cache = Cache::new(&settings.cache);
