@@ -233,7 +233,7 @@ fn answer(stream: &TcpStream, state: &Mutex<State>, is_store: bool) -> Option<()
         let (name, value) = line.split_once(':')?;
         headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
     }
-    let range =
+    let range: Option<usize> =
         headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse().ok());
     let authorization = headers.get("authorization").cloned();
     let fault = {

@@ -247,8 +247,17 @@ impl<'s> Client<'s> {
         Trouble::Passing(HubError::Unreachable { name: name.to_string(), endpoint, why }, None)
     }
 
+    /// A file broke off in its middle.
+    pub(crate) fn broken(&self, name: &ModelName, file: &str, error: &std::io::Error) -> Trouble {
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+        match inner {
+            Some(ureq::Error::Timeout(_)) => self.lost(name, self.silent()),
+            _ => self.lost(name, format!("`{file}` was cut off ({error})")),
+        }
+    }
+
     /// What is said where it brings nothing.
-    pub(crate) fn silent(&self) -> String {
+    fn silent(&self) -> String {
         format!("it brought nothing for {} s (HF_HUB_DOWNLOAD_TIMEOUT)", self.settings.patience.as_secs())
     }
 

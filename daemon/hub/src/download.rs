@@ -223,14 +223,7 @@ impl Download<'_> {
                 }
                 Ok(read) => read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == ErrorKind::TimedOut => {
-                    return Ok(Some(self.client.lost(self.name, self.client.silent())));
-                }
-                Err(error) => {
-                    return Ok(Some(
-                        self.client.lost(self.name, format!("`{}` was cut off ({error})", remote.path)),
-                    ));
-                }
+                Err(error) => return Ok(Some(self.client.broken(self.name, &remote.path, &error))),
             };
             growing.file.write_all(&buffer[..read]).map_err(disk)?;
             growing.check.update(&buffer[..read]);
