@@ -23,11 +23,11 @@ use serde_json::Value;
 const EXAMPLES: &str = "\
 Examples:
   faser serve                                     the demo pair on http://127.0.0.1:8000
+  faser serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B    models by their names, which are downloaded
   faser serve -c configs/laptop.yaml --listen 127.0.0.1:0
   faser ctl status                                what does the running daemon do?
   faser top                                       the same, live
   faser check -c my.yaml                          is this config right, and does it fit this machine?
-  faser serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B    models by their names, which are downloaded
   faser serve model.gguf                          a GGUF file, or a model's folder, without a config
   faser plan -c configs/plans/h100x8.yaml         which GPUs would hold what, and would it fit?
   faser generate \"Returns the number of\"          see which tokens the draft model got right
@@ -84,8 +84,7 @@ pub enum Command {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Without -c and MODEL the demo pair is served. configs/laptop.yaml has every key with its default.
-MODEL is a path if there is one of that name; else ORG/NAME, ORG/NAME@REVISION and ORG/NAME:Q4_K_M are downloaded from the hub, as
-`faser pull` does it.
+ORG/NAME, ORG/NAME@REVISION and ORG/NAME:Q4_K_M are downloaded from the hub, as `faser pull` does it, unless there is such a path, or a folder ORG.
 
 Examples:
   faser serve

@@ -45,13 +45,15 @@ pub(crate) fn flags(target: Option<&Path>, draft: Option<&Path>, flag: &'static 
     vec![("model.target", flag, place(target).into()), ("model.draft", "--draft", draft.into())]
 }
 
-/// What the config has for a word of the command line: what is there is a path, as `demo` would be; else `org/name` is a model on the hub.
+/// What the config has for a word of the command line: `org/name` is a model on the hub, unless there is such a path, or a folder `org` in which
+/// somebody has mistyped one. All else is a path, also `demo`.
 fn place(word: &Path) -> String {
     let text = word.to_string_lossy();
     if ModelName::is_meant(&text) {
         return text.into_owned();
     }
-    match ModelName::bare(&text).filter(|_| !word.exists()) {
+    let folder = word.components().next().map(|first| Path::new(first.as_os_str()).exists());
+    match ModelName::bare(&text).filter(|_| folder == Some(false)) {
         Some(name) => name.to_string(),
         None => std::path::absolute(word).unwrap_or_else(|_| word.to_owned()).to_string_lossy().into_owned(),
     }
@@ -105,12 +107,11 @@ mod tests {
             let draft = draft.map_or(NamedDraft::OfTarget { required: false }, NamedDraft::At);
             assert_eq!(source(line).unwrap(), ModelSource::Named { target: hub(target), draft }, "{line}");
         }
-        // What is there is a path: these tests run in the folder of their crate.
-        let target = here.join("src/lib.rs");
-        assert_eq!(
-            source("faser serve src/lib.rs").unwrap(),
-            ModelSource::Directories { target, draft: None }
-        );
+        // What is there is a path, and what is not beside it: these tests run in the folder of their crate.
+        for path in ["src/lib.rs", "src/mistyped"] {
+            let there = ModelSource::Directories { target: here.join(path), draft: None };
+            assert_eq!(source(&format!("faser serve {path}")).unwrap(), there);
+        }
         assert!(matches!(source("faser serve").unwrap(), ModelSource::Demo { draft: true }));
         for wrong in ["faser serve x.gguf -c a.yaml", "faser serve --draft x.gguf", "faser serve a b"] {
             assert!(source(wrong).is_err(), "{wrong}");
