@@ -14,5 +14,6 @@ mod wanted;
 pub use self::cache::{Cache, CachedModel, repo_of};
 pub use self::error::HubError;
 pub use self::model_name::{Choice, ModelName, NameError};
-pub use self::pull::{Downloaded, Extent, Pulled, pull};
+pub use self::pull::{Downloaded, Pulled, pull};
 pub use self::settings::Settings;
+pub use self::wanted::Extent;

@@ -12,11 +12,13 @@ use crate::cache::Cache;
 use crate::client::{Client, Listing, RemoteFile};
 use crate::download::{Download, free_bytes, is_whole, patiently};
 use crate::error::{HubError, size};
-use crate::wanted::{shards, wanted};
+use crate::wanted::{Extent, shards, wanted};
 use crate::{ModelName, Settings};
 
 /// Files that come at once, as in `huggingface_hub`.
 const AT_ONCE: usize = 8;
+/// An index is read whole; those of the largest models have some megabytes.
+const MOST_INDEX_BYTES: u64 = 100_000_000;
 /// How often is told how far it is.
 const TELL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -27,15 +29,6 @@ pub struct Downloaded {
     pub done_bytes: u64,
     /// Bytes that were missing.
     pub total_bytes: u64,
-}
-
-/// How much of a model is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// All that is served.
-    Whole,
-    /// What tells its shape: `config.json` alone, but of a GGUF file all of it.
-    Shape,
 }
 
 /// A model in the cache.
@@ -123,6 +116,11 @@ fn bring(
     let whole = Whole { settings, cache, client, name, commit };
     let mut all = remote(&wanted.files);
     if let Some(index) = wanted.index {
+        if by_name.get(index).is_some_and(|file| file.size_bytes > MOST_INDEX_BYTES) {
+            let problem =
+                format!("has an {index} of more than {}: take another revision", size(MOST_INDEX_BYTES));
+            return Err(HubError::Unusable { name: name.to_string(), problem });
+        }
         // It says which of the large files are wanted.
         whole.bring(&remote(&[index.to_owned()]), &mut |_| {})?;
         let path = folder.join(index);

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use crate::model_name::is_plain_path;
-use crate::pull::Extent;
 use crate::{Choice, HubError, ModelName};
 
 /// What is read of a model beside its weights, where it is there.
@@ -26,6 +25,15 @@ const INDEX: &str = "model.safetensors.index.json";
 const PROJECTORS: &str = "mmproj";
 /// Files that an error lists.
 const LISTED: usize = 8;
+
+/// How much of a model is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All that is served.
+    Whole,
+    /// What tells its shape: `config.json` alone, but of a GGUF file all of it.
+    Shape,
+}
 
 /// What is wanted of a repository.
 #[derive(Debug, PartialEq, Eq)]
