@@ -491,3 +491,15 @@ fn of_gguf_files_one_comes_and_of_a_plan_only_the_shape() {
     let asked: Vec<String> = world.hub.take_asked().into_iter().map(|asked| asked.path).collect();
     assert!(asked.len() == 2 && asked[1].ends_with("/config.json"), "{asked:?}");
 }
+
+#[test]
+fn nothing_comes_for_a_device_that_is_not_there() {
+    let world = World::new();
+    world.hub.add("a/b", sharded(100_000));
+    let config = Config::new("model: {target: 'hf://a/b', draft: none}\ndevice: {kind: 'cuda:0'}\n");
+    let path = config.path();
+    let mut command = world.command(&["check", "-c", path.to_str().expect("UTF-8")]);
+    let refused = error(&command.env("CUDA_VISIBLE_DEVICES", "").output().expect("it starts"));
+    assert!(refused.contains("`device.kind` is cuda:0"), "{refused}");
+    assert_eq!(world.hub.take_asked().len(), 0);
+}
