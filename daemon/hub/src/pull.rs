@@ -188,7 +188,7 @@ impl Whole<'_> {
                 match ended.recv_timeout(TELL_INTERVAL) {
                     // The first failure is the reason of all others.
                     Ok(Err(error)) if result.is_ok() || matches!(result, Err(HubError::Stopped)) => {
-                        result = Err(error)
+                        result = Err(error);
                     }
                     Ok(_) | Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => break result,
