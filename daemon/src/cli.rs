@@ -17,12 +17,14 @@ use faser_tools::generate::GenerateArgs;
 use faser_tools::gpu_check::GpuCheckArgs;
 use faser_tools::pair_args::PairArgs;
 use faser_tools::prove::ProveArgs;
+use faser_tools::pull::{ModelsArgs, PullArgs};
 use faser_tools::sim::SimArgs;
 use serde_json::Value;
 
 const EXAMPLES: &str = "\
 Examples:
   faser serve                                     the demo pair on http://127.0.0.1:8000
+  faser serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B    models by their names, which are downloaded
   faser serve -c configs/laptop.yaml --listen 127.0.0.1:0
   faser ctl status                                what does the running daemon do?
   faser top                                       the same, live
@@ -65,6 +67,10 @@ pub enum Command {
     Prove(ProveArgs),
     /// Compare policies in the simulator: the real engine on a model of a device.
     Sim(Box<SimArgs>),
+    /// Download models by their names, without loading them.
+    Pull(PullArgs),
+    /// List the models that are downloaded.
+    Models(ModelsArgs),
     /// Ask a running daemon something, or change how it works, by its admin socket.
     Ctl(CtlArgs),
     /// Watch a running daemon in this terminal: throughput, lanes, queue, KV, acceptance, requests.
@@ -82,9 +88,11 @@ pub enum Command {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Without -c and MODEL the demo pair is served. configs/laptop.yaml has every key with its default.
+ORG/NAME, ORG/NAME@REVISION and ORG/NAME:Q4_K_M are downloaded from the hub, as `faser pull` does it, unless there is such a path, or a folder ORG.
 
 Examples:
   faser serve
+  faser serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
   faser serve model.gguf --draft small.gguf       a pair without a config file
   faser serve --policy off                        plain decoding, to compare
   faser serve -c my.yaml --listen 0.0.0.0:8000    reachable from other machines; needs API keys")]
@@ -126,6 +134,7 @@ Examples:
   faser plan                                      the demo pair on this machine
   faser plan -c configs/plans/h100x8.yaml
   faser plan model.gguf
+  faser plan Qwen/Qwen3-8B                        of a model on the hub config.json alone is downloaded
   faser plan -c my.yaml --json | jq '.plan.devices'")]
 pub struct PlanArgs {
     /// Config file (YAML); without it the demo pair is planned for.

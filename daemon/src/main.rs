@@ -11,10 +11,10 @@ use faser_openai::grammars;
 use faser_operators::ctl::socket_client::CtlError;
 use faser_operators::reload::Reload;
 use faser_operators::{ctl, log, top};
-use faser_terminal::println;
+use faser_terminal::{Display, println};
 #[cfg(feature = "gpu-check")]
 use faser_tools::gpu_check;
-use faser_tools::{bench, check, compare, generate, prove, sim};
+use faser_tools::{bench, check, compare, generate, prove, pull, sim};
 
 fn main() {
     // Forks, so it is to have no thread.
@@ -56,7 +56,11 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
             Ok(0)
         }
         Command::Plan(args) => {
-            let reports = plan_command::plan_all(&args.pair.read(args.config)?)?;
+            let mut display = Display::new();
+            let config = args.pair.read(args.config)?;
+            let reports =
+                plan_command::plan_all(&config, &mut |what, progress| display.show(what, progress))?;
+            display.finish();
             let text = match &reports[..] {
                 [only] if args.json => serde_json::to_string_pretty(only)?,
                 several if args.json => serde_json::to_string_pretty(several)?,
@@ -88,6 +92,15 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
         }
         Command::Sim(args) => {
             sim::sim(&args)?;
+            Ok(0)
+        }
+        Command::Pull(args) => {
+            log::start(quiet(args.pair.read(args.config.clone())?.log));
+            println(&pull::pull(&args)?)?;
+            Ok(0)
+        }
+        Command::Models(args) => {
+            println(&pull::models(&args)?)?;
             Ok(0)
         }
         Command::Ctl(args) => Ok(status_of(ctl::ctl(&args))),

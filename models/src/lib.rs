@@ -27,7 +27,7 @@ mod text;
 pub use checkpoint::{check_header, weight_files};
 pub use config::{
     Architecture, BlockSpec, ConfidenceInput, FuseNorm, GenerationDefaults, HeadKind, HeadLayout, HeadSpec,
-    MarkovKind, MarkovSpec, ModelConfig, RopeConfig, WeightQuantisation, fitted, verifier,
+    MarkovKind, MarkovSpec, ModelConfig, RopeConfig, Verifier, WeightQuantisation, fitted, verifier,
 };
 pub use error::ModelError;
 pub use faser_kernels::{fork, give_memory_back, on_nodes, one_arena};

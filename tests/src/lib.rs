@@ -6,6 +6,7 @@ mod binary;
 pub mod browser;
 pub mod client;
 pub mod event_stream;
+pub mod hub;
 pub mod metrics;
 pub mod rules;
 mod server;

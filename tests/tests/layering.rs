@@ -13,6 +13,7 @@ const CRATES: &[&str] = &[
     "actors",
     "kernels/gpu-check",
     "bench",
+    "daemon/hub",
     "daemon/config",
     "daemon/terminal",
     "daemon/openai",

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use faser_actors::{CudaError, Drill, Dtype, Isa};
 use faser_engine::Tuning;
+use faser_hub::ModelName;
 use faser_models::CallFormat;
 use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
@@ -194,6 +195,13 @@ pub enum ModelSource {
         /// The draft model's, if there is one.
         draft: Option<PathBuf>,
     },
+    /// Models of which at least one is to be downloaded first: what is loaded are [`ModelSource::Directories`] that `faser_loading` makes of them.
+    Named {
+        /// The target model.
+        target: ModelPlace,
+        /// The draft model.
+        draft: NamedDraft,
+    },
     /// A pair made up in memory from a seed.
     Synthetic {
         /// Its shape.
@@ -210,6 +218,29 @@ pub enum ModelSource {
     },
 }
 
+/// Where a model is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelPlace {
+    /// In a folder, or a GGUF file.
+    Folder(PathBuf),
+    /// On the hub.
+    Hub(ModelName),
+}
+
+/// The draft beside a target that is to be downloaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NamedDraft {
+    /// There is none.
+    None,
+    /// This one.
+    At(ModelPlace),
+    /// What is given as the target is a draft if it names one, in the layout of `speculators`; only its files can tell.
+    OfTarget {
+        /// Whether it has to be; else a target goes without a draft.
+        required: bool,
+    },
+}
+
 /// The shape of a model, and what it is called.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedShape {
@@ -222,11 +253,12 @@ pub struct NamedShape {
 }
 
 impl ModelSource {
-    /// Whether there is a draft model.
+    /// Whether there is a draft model, as far as the config can tell.
     pub fn has_draft(&self) -> bool {
         match self {
             ModelSource::Demo { draft } | ModelSource::Synthetic { draft, .. } => *draft,
             ModelSource::Directories { draft, .. } => draft.is_some(),
+            ModelSource::Named { draft, .. } => *draft != NamedDraft::None,
             ModelSource::Shape { draft, .. } => draft.is_some(),
         }
     }

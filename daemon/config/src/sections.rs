@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use faser_actors::{Drill, DrillFault, Dtype, Isa, KV_BLOCK_MULTIPLE};
 use faser_engine::Tuning;
+use faser_hub::{ModelName, NameError};
 use faser_models::synthetic::SyntheticSpec;
-use faser_models::{CallFormat, verifier};
+use faser_models::{CallFormat, ModelError, Verifier, verifier};
 use faser_topology::DraftPlace;
 use serde_json::Value;
 
 use super::draft_key::{self, DraftKey};
 use super::sizes::{self, MIB};
 use super::{
-    CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, MOST_PARTITIONS, ModelSection,
-    ModelSource, NamedShape, SchedulerConfig, ToolCalls, tunables,
+    CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, MOST_PARTITIONS, ModelPlace,
+    ModelSection, ModelSource, NamedDraft, NamedShape, SchedulerConfig, ToolCalls, tunables,
 };
 use crate::fields::{Fault, FieldError, Fields, at_most, each, required, whole, wrong_type, wrong_value};
 
@@ -77,20 +78,21 @@ fn model(
             let wanted = "`demo` or `none` beside the demo target; give a directory as `model.target` too";
             return Err(fields.wrong_value("draft", wanted, &other.into()));
         }
-        (None, Some(target), None) => {
-            // A draft that names its target is the pair.
-            let draft = folder.join(target);
-            let named = verifier(&draft);
-            let named = named.map_err(|error| fields.wrong("target", format!("cannot be used: {error}")))?;
-            let Some(target) = named else {
-                let problem = "is missing: name the draft model's directory, or write `draft: none`";
-                return Err(fields.missing("draft", problem));
-            };
-            ModelSource::Directories { target, draft: Some(draft) }
+        (None, Some(target), None | Some("auto")) => {
+            of_target(&fields, place(&fields, folder, "target", target)?, draft.is_none())?
         }
+        (None, Some(target), Some("none")) => match place(&fields, folder, "target", target)? {
+            ModelPlace::Folder(target) => ModelSource::Directories { target, draft: None },
+            target => ModelSource::Named { target, draft: NamedDraft::None },
+        },
         (None, Some(target), Some(draft)) => {
-            let draft = (draft != "none").then(|| folder.join(draft));
-            ModelSource::Directories { target: folder.join(target), draft }
+            let places = (place(&fields, folder, "target", target)?, place(&fields, folder, "draft", draft)?);
+            match places {
+                (ModelPlace::Folder(target), ModelPlace::Folder(draft)) => {
+                    ModelSource::Directories { target, draft: Some(draft) }
+                }
+                (target, draft) => ModelSource::Named { target, draft: NamedDraft::At(draft) },
+            }
         }
     };
     let source = match shape {
@@ -122,6 +124,44 @@ fn model(
     fields.finish()?;
     let model = ModelSection { name, aliases, source, dtype, draft_dtype, tool_calls, generation_config };
     Ok((model, sources))
+}
+
+/// Where the model is that `key` names.
+fn place(
+    fields: &Fields<'_>,
+    folder: &Path,
+    key: &'static str,
+    text: &str,
+) -> Result<ModelPlace, FieldError> {
+    if !ModelName::is_meant(text) {
+        return Ok(ModelPlace::Folder(folder.join(text)));
+    }
+    let name = text.parse();
+    name.map(ModelPlace::Hub)
+        .map_err(|error: NameError| fields.wrong(key, format!("cannot be used: {error}")))
+}
+
+/// A target beside which no draft is named. A draft that names its target is the pair.
+fn of_target(fields: &Fields<'_>, place: ModelPlace, required: bool) -> Result<ModelSource, FieldError> {
+    let ModelPlace::Folder(given) = place else {
+        return Ok(ModelSource::Named { target: place, draft: NamedDraft::OfTarget { required } });
+    };
+    let cannot = |error: ModelError| fields.wrong("target", format!("cannot be used: {error}"));
+    match verifier(&given).map_err(cannot)? {
+        Some(Verifier::Folder(target)) => Ok(ModelSource::Directories { target, draft: Some(given) }),
+        Some(Verifier::Elsewhere { name, refusal }) => match ModelName::bare(&name) {
+            Some(target) => Ok(ModelSource::Named {
+                target: ModelPlace::Hub(target),
+                draft: NamedDraft::At(ModelPlace::Folder(given)),
+            }),
+            None => Err(cannot(refusal)),
+        },
+        None if required => {
+            Err(fields
+                .missing("draft", "is missing: name the draft model's directory, or write `draft: none`"))
+        }
+        None => Ok(ModelSource::Directories { target: given, draft: None }),
+    }
 }
 
 /// The first of these fields that is there.

@@ -220,6 +220,38 @@ fn a_draft_that_names_its_target_is_a_pair() {
 }
 
 #[test]
+fn a_model_is_a_folder_or_has_a_name_on_the_hub() {
+    let of = |model: &str| read(&format!("model: {model}\n")).unwrap().model.source;
+    let hub = |name: &str| ModelPlace::Hub(name.parse().unwrap());
+    let named = |target, draft| ModelSource::Named { target, draft };
+    let (target, none) = (|| hub("hf://a/b@v1"), NamedDraft::None);
+    assert_eq!(of("{target: 'hf://a/b@v1', draft: none}"), named(target(), none));
+    for (draft, place) in [
+        ("'hf://c/d:Q8_0'", hub("hf://c/d:Q8_0")),
+        ("[lookup, {path: 'hf://c/d', dtype: int8}]", hub("hf://c/d")),
+        ("small", ModelPlace::Folder("etc/small".into())),
+    ] {
+        let model = format!("{{target: 'hf://a/b@v1', draft: {draft}}}");
+        assert_eq!(of(&model), named(target(), NamedDraft::At(place)), "{draft}");
+    }
+    let folder = ModelPlace::Folder("etc/big".into());
+    assert_eq!(of("{target: big, draft: 'hf://c/d'}"), named(folder, NamedDraft::At(hub("hf://c/d"))));
+    assert_eq!(of("{target: 'hf://a/b@v1'}"), named(target(), NamedDraft::OfTarget { required: true }));
+    let open = NamedDraft::OfTarget { required: false };
+    assert_eq!(of("{target: 'hf://a/b@v1', draft: auto}"), named(target(), open));
+    // Without hf:// it is a folder, whatever it looks like.
+    let folder = ModelSource::Directories { target: "etc/a/b".into(), draft: None };
+    assert_eq!(of("{target: a/b, draft: none}"), folder);
+    assert_eq!(of("{target: a/b, draft: auto}"), folder);
+    for (key, model) in
+        [("target", "{target: 'hf://a//b', draft: none}"), ("draft", "{target: x, draft: 'hf://a/b:'}")]
+    {
+        let refusal = refusal(&format!("model: {model}\n"));
+        assert!(refusal.contains(&format!("`model.{key}` cannot be used: `hf://a/")), "{refusal}");
+    }
+}
+
+#[test]
 fn the_format_of_calls_is_the_templates_or_named() {
     let calls = |text| read(text).unwrap().model.tool_calls;
     assert_eq!(calls("model: {tool_calls: hermes}\n"), ToolCalls::Format(CallFormat::Hermes));

@@ -69,6 +69,7 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
             }
         }
         ModelSource::Shape { .. } => return Err(LoadError::PlanOnly("model.shape")),
+        ModelSource::Named { .. } => return Err(LoadError::NotFetched),
         ModelSource::Directories { target, draft } => {
             in_folders(target, draft.as_deref(), dtype, authors, context)?
         }
@@ -186,8 +187,11 @@ pub(crate) fn target_config(dir: &Path) -> Result<ModelConfig, ModelError> {
     Ok(config)
 }
 
-/// What a model is called that nobody has named: as its folder, or as its GGUF file less what every such file's name ends in.
+/// What a model is called that nobody has named: as its folder, or on the hub, or as its GGUF file less what every such file's name ends in.
 pub(crate) fn model_name(path: &Path) -> String {
+    if let Some(repo) = faser_hub::repo_of(path) {
+        return repo;
+    }
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let Some(stem) = name.strip_suffix(".gguf").filter(|_| path.is_file()) else { return name };
     // Of several parts the first is given.

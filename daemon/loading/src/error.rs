@@ -6,6 +6,7 @@ use faser_actors::{ServiceError, SubmitError};
 use faser_config::ConfigError;
 use faser_config::sizes::written;
 use faser_engine::EngineError;
+use faser_hub::HubError;
 use faser_models::ModelError;
 use faser_openai::text_sequence::SequenceError;
 use faser_topology::TopologyError;
@@ -26,6 +27,14 @@ pub enum LoadError {
     /// A text has nothing that could be predicted.
     #[error("the text has {0} tokens: two are needed at least, one that the other is predicted from")]
     ShortText(usize),
+    /// A model cannot be had by its name.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    /// It has a name on the hub, and was not downloaded.
+    #[error(
+        "the models are to be downloaded first: this is a bug, which a folder as `model.target` gets around"
+    )]
+    NotFetched,
     /// A model cannot be used.
     #[error(transparent)]
     Model(#[from] ModelError),

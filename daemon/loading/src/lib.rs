@@ -4,6 +4,7 @@ mod config_pair;
 pub mod costs;
 mod draft_dtype;
 pub mod error;
+mod fetch;
 pub mod load_pairs;
 pub mod locate;
 mod place_pair;
@@ -12,3 +13,4 @@ pub mod quality;
 mod shares;
 
 pub use config_pair::Watch;
+pub use fetch::fetched;

@@ -12,6 +12,7 @@ use faser_config::{Config, ModelSource};
 use faser_engine::{
     DraftSource, EngineConfig, FinishReason, K_LIMIT, Learned, ProposedBlock, SpeculationBounds, TokenId,
 };
+use faser_hub::Extent;
 use faser_models::{
     CallFormat, ChatTemplate, GenerationDefaults, HeadKind, ModelConfig, ModelError, Progress, Tokenizer,
 };
@@ -24,6 +25,7 @@ use tokio::sync::Semaphore;
 use crate::config_pair::{Pair, Watch, pair, refuse_unfit_head, shorter_draft};
 use crate::costs::{CostSource, LearnedFile, tables};
 use crate::error::LoadError;
+use crate::fetch::fetched;
 use crate::place_pair::{Placed, Staged, place, stage};
 use crate::shares::{beside_past_outputs, memory_of_pairs, of_past_outputs};
 
@@ -70,8 +72,8 @@ pub struct Loaded {
 }
 
 /// A pair whose weights are in the host's memory, if they are to be there.
-struct Begun<'c> {
-    config: &'c Config,
+struct Begun {
+    config: Config,
     pair: Pair,
     bounds: EngineConfig,
     staged: Staged,
@@ -171,11 +173,11 @@ pub fn load_all(config: &Config, watch: Watch<'_>) -> Result<Vec<Loaded>, LoadEr
     for pair in config.each() {
         begun.push(named(pair, watch, |watch| begin(pair, &host, watch))?);
     }
-    let needs: Vec<_> = begun.iter().map(|pair| pair.staged.need(pair.config)).collect();
+    let needs: Vec<_> = begun.iter().map(|pair| pair.staged.need(&pair.config)).collect();
     let mut loaded = Vec::with_capacity(begun.len());
     for (begun, memory_bytes) in begun.into_iter().zip(memory_of_pairs(host.memory_bytes, &needs)) {
-        let (pair, host) = (begun.config, CpuDevice { memory_bytes, ..host.clone() });
-        let own = named(pair, watch, |watch| finish(begun, host, watch))?;
+        let (pair, host) = (begun.config.clone(), CpuDevice { memory_bytes, ..host.clone() });
+        let own = named(&pair, watch, |watch| finish(begun, host, watch))?;
         loaded.push(Loaded { label: Some(own.name.clone()), ..own });
     }
     Ok(loaded)
@@ -192,20 +194,23 @@ fn named<T>(
     done.map_err(|source| LoadError::Pair { name, source: Box::new(source) })
 }
 
-fn begin<'c>(config: &'c Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun<'c>, LoadError> {
+fn begin(config: &Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun, LoadError> {
     refuse_plans_only(config)?;
     let chosen = choose(config)?;
     beside_past_outputs(config, host.memory_bytes)?;
+    // Behind what can be known to be wrong without a download.
+    let config = fetched(config, Extent::Whole, watch)?;
     let on_gpu = matches!(chosen, Chosen::Gpus(_));
-    let pair = pair(config, on_gpu)?;
-    let bounds = bounds(config, &pair.target, pair.draft.as_ref())?;
-    refuse_unfit_head(pair.draft.as_ref(), config)?;
-    let staged = stage(config, host, chosen, &pair.weights, &bounds, watch)?;
+    let pair = pair(&config, on_gpu)?;
+    let bounds = bounds(&config, &pair.target, pair.draft.as_ref())?;
+    refuse_unfit_head(pair.draft.as_ref(), &config)?;
+    let staged = stage(&config, host, chosen, &pair.weights, &bounds, watch)?;
     Ok(Begun { config, pair, bounds, staged })
 }
 
-fn finish(begun: Begun<'_>, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, LoadError> {
+fn finish(begun: Begun, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, LoadError> {
     let Begun { config, pair, bounds, staged } = begun;
+    let config = &config;
     let Pair { name, target, draft, weights, tokenizer, template, calls, defaults, mut notes } = pair;
     notes.extend(shorter_draft(&bounds));
     notes.extend(of_past_outputs(config));

@@ -9,6 +9,7 @@ use faser_actors::{Dtype, PassLimits};
 use faser_config::sizes::written;
 use faser_config::{Config, DeviceKind, ModelSource, NamedShape};
 use faser_engine::EngineConfig;
+use faser_hub::Extent;
 use faser_models::cuda::{CudaFeaturePages, CudaModel};
 use faser_models::{Features, ModelConfig, Scratch, Shard, fitted};
 use faser_topology::{
@@ -17,9 +18,10 @@ use faser_topology::{
 };
 use serde::Serialize;
 
-use crate::config_pair::{model_name, target_config};
+use crate::config_pair::{Watch, model_name, target_config};
 use crate::draft_dtype::{draft_dtype, held_apart};
 use crate::error::LoadError;
+use crate::fetch::fetched;
 use crate::locate;
 use crate::shares::{beside_past_outputs, of_past_outputs};
 
@@ -86,11 +88,12 @@ pub struct Refusal {
     pub would_fit: Vec<String>,
 }
 
-/// Plans every pair of the config.
+/// Plans every pair of the config. Of models on the hub the shapes are downloaded, no weights.
 ///
 /// # Errors
 /// As [`plan`], of several with the name of the pair.
-pub fn plan_all(config: &Config) -> Result<Vec<PlanReport>, LoadError> {
+pub fn plan_all(config: &Config, watch: Watch<'_>) -> Result<Vec<PlanReport>, LoadError> {
+    let config = fetched(config, Extent::Shape, watch)?;
     let [_, _, ..] = config.each() else { return Ok(vec![plan(&config.each()[0])?]) };
     let of_pair = |config: &Config| {
         let name = config.model.name.clone().unwrap_or_default();
@@ -277,6 +280,7 @@ impl Models {
                 let of = |name: &str, config| NamedShape { name: name.to_owned(), config, file: None };
                 (of("synthetic target", target), draft.then(|| of("synthetic draft", draft_shape)))
             }
+            ModelSource::Named { .. } => return Err(LoadError::NotFetched),
             ModelSource::Shape { target, draft } => ((**target).clone(), draft.as_deref().cloned()),
         };
         // Whether tokenizers are the same is seen where they are read.

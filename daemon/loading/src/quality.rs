@@ -2,10 +2,12 @@
 
 use faser_actors::Dtype;
 use faser_config::Config;
+use faser_hub::Extent;
 use faser_models::Quality;
 
 use crate::config_pair::{Watch, pair};
 use crate::error::LoadError;
+use crate::fetch::fetched;
 
 /// Loads the target twice, in its dtype and in f32, whatever the device, and reads up to so many tokens of `text` with both on the CPU.
 ///
@@ -17,6 +19,7 @@ pub fn quality(
     most: usize,
     watch: Watch<'_>,
 ) -> Result<(Quality, Dtype), LoadError> {
+    let config = &fetched(config, Extent::Whole, watch)?;
     let pair = pair(config, false)?;
     let mut tokens = pair.tokenizer.encode_beginning(text, most.saturating_add(1))?;
     tokens.truncate(most.saturating_add(1));

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use faser_models::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -57,20 +58,25 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), SystemError
     written.map_err(|source| SystemError::Write { path: path.to_owned(), source })
 }
 
-/// Shows how far loading is: a bar on a terminal, a line per model in a log.
+/// Between two lines in a log about one model.
+const SELDOM: Duration = Duration::from_secs(15);
+
+/// Shows how far loading is: a bar on a terminal, lines in a log.
 pub struct Display {
     bar: Option<ProgressBar>,
     what: String,
+    told: Instant,
 }
 
 impl Display {
     /// A bar if standard error is a terminal.
     pub fn new() -> Display {
         let bar = std::io::stderr().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{msg:16} {bar:40} {percent:>3} %");
+            let style =
+                ProgressStyle::with_template("{msg:16} {bar:40} {percent:>3} % of {total_bytes}, {eta} left");
             ProgressBar::new(1).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         });
-        Display { bar, what: String::new() }
+        Display { bar, what: String::new(), told: Instant::now() }
     }
 
     /// Shows that `what` has come so far.
@@ -83,9 +89,14 @@ impl Display {
             }
         } else if self.what != what {
             tracing::info!("preparing {what}");
+        } else if self.told.elapsed() >= SELDOM {
+            let percent = progress.done_bytes.saturating_mul(100) / progress.total_bytes.max(1);
+            tracing::info!("preparing {what}: {percent} %");
+            self.told = Instant::now();
         }
         if self.what != what {
             what.clone_into(&mut self.what);
+            self.told = Instant::now();
         }
     }
 

@@ -40,10 +40,10 @@ pub struct GenerateArgs {
     /// Config file (YAML); without it the demo pair is used.
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A model's folder or GGUF file, in the place of a config file.
+    /// A model's folder, GGUF file, or name on the hub (org/name), in the place of a config file.
     #[arg(long, value_name = "MODEL", conflicts_with = "config")]
     pub target: Option<PathBuf>,
-    /// The draft model's folder or GGUF file; without it there is none.
+    /// The draft model's; without it there is none, unless the target is a draft that names its own.
     #[arg(long, value_name = "MODEL", requires = "target")]
     pub draft: Option<PathBuf>,
     /// Continue each prompt of a JSON file, one after the other: a list of strings, or of objects with a `prompt`.

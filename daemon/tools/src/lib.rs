@@ -1,4 +1,4 @@
-//! The commands that are no daemon: `faser generate`, `check`, `bench`, `compare`, `prove`, `sim` and `gpu-check`.
+//! The commands that are no daemon: `faser generate`, `check`, `bench`, `compare`, `prove`, `sim`, `pull`, `models` and `gpu-check`.
 
 pub mod bench;
 pub mod check;
@@ -8,6 +8,7 @@ pub mod generate;
 pub mod gpu_check;
 pub mod pair_args;
 pub mod prove;
+pub mod pull;
 pub mod sim;
 pub mod target_args;
 

@@ -16,7 +16,7 @@ pub(crate) fn why_not(dir: &Path) -> Option<ModelError> {
     if !dir.exists() {
         return said(match hub_name(dir) {
             Some(name) => format!(
-                "is not there: if `{name}` is the name of a model on the Hugging Face hub, download it (`hf download {name} --local-dir FOLDER`) and give the folder"
+                "is not there: if `{name}` is the name of a model on the Hugging Face hub, write hf://{name}"
             ),
             None => {
                 "is not there: give a model's folder, with config.json, tokenizer.json and safetensors files, or a GGUF file"
@@ -176,9 +176,7 @@ mod tests {
         assert!(said(&dir.path().join("model.safetensors")).contains("is a file: give the folder"));
         fs::write(dir.path().join("weights"), b"GGUF\x03").unwrap();
         assert!(said(&dir.path().join("weights")).contains("truncated"));
-        assert!(
-            said(&dir.path().join("Qwen/Qwen3-0.6B")).contains("hf download Qwen/Qwen3-0.6B --local-dir")
-        );
+        assert!(said(&dir.path().join("Qwen/Qwen3-0.6B")).contains("write hf://Qwen/Qwen3-0.6B"));
         assert!(said(&dir.path().join("mistyped")).contains("is not there: give a model's folder"));
         // What is simply not there is named.
         assert!(said(dir.path()).contains("cannot read") && said(dir.path()).contains("config.json"));

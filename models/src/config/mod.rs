@@ -21,7 +21,7 @@ pub use self::head_spec::{
 };
 pub(crate) use self::json_keys::Keys;
 pub use self::rope_config::RopeConfig;
-pub use self::verifier::verifier;
+pub use self::verifier::{Verifier, verifier};
 pub use self::weight_quantisation::WeightQuantisation;
 use crate::{Experts, LayerSpec, Mlp, ModelError};
 

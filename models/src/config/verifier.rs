@@ -5,11 +5,25 @@ use std::path::{Path, PathBuf};
 use super::json_keys::Keys;
 use crate::ModelError;
 
-/// The directory of the target that a draft names, if `dir` is a draft of that layout: a path from `dir` on, or an absolute one.
+/// The target that a draft names.
+#[derive(Debug)]
+pub enum Verifier {
+    /// By its folder: a path from the draft's on, or an absolute one.
+    Folder(PathBuf),
+    /// By what is no folder on this machine.
+    Elsewhere {
+        /// What it names.
+        name: String,
+        /// What is to be said unless the name leads to a model: the message says what to write.
+        refusal: ModelError,
+    },
+}
+
+/// The target that a draft names, if `dir` is a draft of that layout.
 ///
 /// # Errors
-/// It names none, or one that is not on this machine; the message says what to write.
-pub fn verifier(dir: &Path) -> Result<Option<PathBuf>, ModelError> {
+/// It names none; the message says what to write.
+pub fn verifier(dir: &Path) -> Result<Option<Verifier>, ModelError> {
     let Some(keys) = Keys::read_if_present(&dir.join("config.json"))? else { return Ok(None) };
     if keys.get("speculators_model_type").is_none() {
         return Ok(None);
@@ -34,9 +48,9 @@ pub fn verifier(dir: &Path) -> Result<Option<PathBuf>, ModelError> {
             "is a draft for {name:?} (`speculators_config.verifier.name_or_path`), and there is no such model at {}; where you have it",
             target.display()
         );
-        return Err(refuse(problem));
+        return Ok(Some(Verifier::Elsewhere { name: name.to_owned(), refusal: refuse(problem) }));
     }
-    Ok(Some(target))
+    Ok(Some(Verifier::Folder(target)))
 }
 
 #[cfg(test)]
@@ -53,7 +67,12 @@ mod tests {
         let (draft, target) = (root.join("draft"), root.join("target"));
         let of = |config: &Value| {
             fs::write(draft.join("config.json"), config.to_string()).unwrap();
-            verifier(&draft).map_err(|error| error.to_string())
+            match verifier(&draft) {
+                Ok(Some(Verifier::Folder(target))) => Ok(Some(target)),
+                Ok(Some(Verifier::Elsewhere { name, refusal })) => Err(format!("{name}: {refusal}")),
+                Ok(None) => Ok(None),
+                Err(error) => Err(error.to_string()),
+            }
         };
         let named = |name: Value| {
             let config = json!({"verifier": {"name_or_path": name}});
@@ -61,7 +80,7 @@ mod tests {
         };
         fs::create_dir_all(&draft).unwrap();
         fs::create_dir_all(&target).unwrap();
-        assert_eq!(verifier(&root).unwrap(), None, "no config.json");
+        assert!(verifier(&root).unwrap().is_none(), "no config.json");
         assert_eq!(of(&json!({"architectures": ["LlamaForCausalLM"]})), Ok(None));
         let missing = of(&named("../target".into())).unwrap_err();
         assert!(
@@ -73,7 +92,9 @@ mod tests {
         assert_eq!(of(&named("../target".into())), Ok(Some(draft.join("../target"))));
         assert_eq!(of(&named(target.display().to_string().into())), Ok(Some(target)));
         assert!(
-            of(&named("meta-llama/Llama-3.1-8B".into())).unwrap_err().contains("meta-llama/Llama-3.1-8B")
+            of(&named("meta-llama/Llama-3.1-8B".into()))
+                .unwrap_err()
+                .starts_with("meta-llama/Llama-3.1-8B: ")
         );
         for none in [named(Value::Null), named("".into()), json!({"speculators_model_type": "eagle3"})] {
             assert!(of(&none).unwrap_err().contains("does not name its target"));

@@ -29,6 +29,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "faser-config",
             "faser-engine",
             "faser-gpu-check",
+            "faser-hub",
             "faser-loading",
             "faser-models",
             "faser-openai",
@@ -50,10 +51,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "faser-loading",
-        &["faser-actors", "faser-config", "faser-engine", "faser-models", "faser-openai", "faser-topology"],
+        &[
+            "faser-actors",
+            "faser-config",
+            "faser-engine",
+            "faser-hub",
+            "faser-models",
+            "faser-openai",
+            "faser-topology",
+        ],
     ),
     ("faser-openai", &["faser-actors", "faser-bench", "faser-config", "faser-engine", "faser-models"]),
-    ("faser-config", &["faser-actors", "faser-engine", "faser-models", "faser-topology"]),
+    // A key may name a model on the hub.
+    ("faser-config", &["faser-actors", "faser-engine", "faser-hub", "faser-models", "faser-topology"]),
+    ("faser-hub", &[]),
     ("faser-terminal", &["faser-models"]),
     (
         "faser-gpu-check",

@@ -124,6 +124,7 @@ fn weights(source: &ModelSource) -> Result<([Weights; 2], [String; 2]), LoadErro
             ));
         }
         ModelSource::Shape { .. } => return Err(LoadError::PlanOnly("model.shape")),
+        ModelSource::Named { .. } => return Err(LoadError::NotFetched),
         ModelSource::Demo { .. } => {
             let folder = locate::demo_pair()?;
             (folder.join("target"), folder.join("draft"))
