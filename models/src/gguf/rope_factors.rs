@@ -43,7 +43,20 @@ pub(super) fn scaling(
         let key = own(key);
         metadata.number(&key)?.ok_or_else(|| metadata.missing(&key))
     };
-    let linear = match metadata.text(&kind)? {
+    let said = metadata.text(&kind)?;
+    // Those of one kind, beside a scaling that is none or of that kind.
+    let others = match said {
+        None | Some("none") if !gguf.has(LONG) => &[][..],
+        None | Some("none" | "longrope") => &FACTORS[..1],
+        Some("linear") => &FACTORS[1..],
+        Some(_) => &FACTORS[..],
+    };
+    if let Some(name) = others.iter().find(|name| gguf.has(name)) {
+        let problem =
+            format!("is {:?}, and the tensor `{name}` is of another scaling", said.unwrap_or_default());
+        return Err(metadata.error(&kind, problem));
+    }
+    let linear = match said {
         None | Some("none") if !gguf.has(LONG) => None,
         None | Some("none" | "longrope") => return long(gguf, architecture),
         Some("linear") => Some(needed("scaling.factor")?),

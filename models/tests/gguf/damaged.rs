@@ -29,7 +29,7 @@ fn llama() -> Writer {
 /// A change of a file that is right, and what is said of it.
 type Damage = (&'static str, fn(&mut Writer));
 
-const DAMAGES: [Damage; 44] = [
+const DAMAGES: [Damage; 45] = [
     ("version 1 of GGUF", |w| w.version = 1),
     ("version 4 of GGUF", |w| w.version = 4),
     ("big-endian", |w| w.version = 3_u32.swap_bytes()),
@@ -65,6 +65,10 @@ const DAMAGES: [Damage; 44] = [
     ("`llama.rope.scaling.factor` is missing", |w| w.text("llama.rope.scaling.type", "yarn")),
     ("no tensor `rope_factors_short.weight`", |w| w.text("llama.rope.scaling.type", "longrope")),
     ("`llama.rope.scaling.factor` is missing", |w| w.text("llama.rope.scaling.type", "linear")),
+    ("is \"yarn\", and the tensor `rope_freqs.weight` is of another scaling", |w| {
+        w.text("llama.rope.scaling.type", "yarn");
+        w.tensor("rope_freqs.weight", &[4], crate::writer::F32, vec![0; 16]);
+    }),
     ("tensor `rope_freqs.weight` divides frequencies otherwise", |w| {
         let bytes = [1.0_f32, 1.5, 1.0, 1.0].iter().flat_map(|x| x.to_le_bytes()).collect();
         w.tensor("rope_freqs.weight", &[4], crate::writer::F32, bytes);
