@@ -26,7 +26,7 @@ impl Investment {
         due
     }
 
-    /// The sequence ends, or what was computed is lost.
+    /// The sequence ends, or is preempted.
     pub(crate) fn write_off(&mut self) -> f64 {
         self.tokens = 0;
         std::mem::take(&mut self.seconds)

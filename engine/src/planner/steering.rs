@@ -221,7 +221,7 @@ impl Steering {
         self.sized = sized;
         self.account = Account::default();
         self.displaced = Displaced::default();
-        (self.drafted_s, self.deferred_s) = (0.0, 0.0);
+        (self.drafted_s, self.deferred_s, self.returned_s) = (0.0, 0.0, 0.0);
     }
 
     /// Looks at what waits as a round begins. Without costs nothing is known of what it displaces.
@@ -438,6 +438,7 @@ mod tests {
         let costs = [costs()];
         let mut steering = Steering::new(&costs, 512);
         steering.drafted(60.0);
+        steering.returns(60.0);
         steering.tuned(true);
         round(&mut steering, 4, 2);
         assert!(steering.speculates() && steering.view(true).credit_s > 0.0, "{:?}", steering.view(true));
