@@ -48,6 +48,9 @@ impl Submission {
         if let Some(token) = self.output.iter().find(unknown) {
             return invalid(format!("output token {token} is not in the vocabulary of {vocab} entries"));
         }
+        if let Some(token) = self.prediction.iter().find(unknown) {
+            return invalid(format!("predicted token {token} is not in the vocabulary of {vocab} entries"));
+        }
         let mut biased = self.sampling.logit_bias.iter().map(|(token, _)| token);
         if let Some(token) = biased.find(unknown) {
             return invalid(format!("logit_bias token {token} is not in the vocabulary of {vocab} entries"));

@@ -31,7 +31,7 @@ impl Quality {
     /// Of `model`, beside `in_f32`, which is the same model in that, over a text of two tokens at least; on so many cores.
     ///
     /// # Errors
-    /// There is no memory for KV.
+    /// There is no memory for KV, or a logit is no number.
     pub fn of(model: &Model, in_f32: &Model, tokens: &[u32], cores: usize) -> Result<Quality, ModelError> {
         let window = WINDOW.min(model.config().max_context);
         let mut readers = [Reader::new(model, cores, window)?, Reader::new(in_f32, cores, window)?];
@@ -42,6 +42,10 @@ impl Quality {
                 readers.iter_mut().for_each(|reader| reader.read(start, rows));
                 for (row, &next) in part[start + 1..][..rows.len()].iter().enumerate() {
                     let [own, other] = [0, 1].map(|reader: usize| logprobs(readers[reader].logits(row)));
+                    if let Some(value) = own.iter().chain(&other).find(|logprob| logprob.is_nan()) {
+                        let (tensor, place) = ("logits".to_owned(), next as usize);
+                        return Err(ModelError::NotFinite { tensor, place, value: *value as f32 });
+                    }
                     surprise -= own[next as usize];
                     surprise_in_f32 -= other[next as usize];
                     divergences

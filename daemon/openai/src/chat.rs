@@ -46,6 +46,12 @@ pub fn asked(fields: &mut Fields<'_>, bounds: &Bounds<'_>) -> Result<(Conversati
         let problem = "of a text cannot be had where there are tools: give `resume.token_ids`";
         return Err(fields.wrong(RESUME, problem).into());
     }
+    let goes_on = parameters.resume.as_ref().is_some_and(|resume| !resume.tokens().is_empty());
+    if goes_on && parameters.calls.is_some() && !parameters.stream {
+        let problem =
+            "where there are tools needs \"stream\": true: the rest of a call has no place in a whole answer";
+        return Err(fields.wrong(RESUME, problem).into());
+    }
     let mut conversation = conversation(fields)?;
     let variables = &mut conversation.variables;
     let reads = bounds.template;

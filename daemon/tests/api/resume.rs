@@ -296,6 +296,13 @@ async fn what_cannot_go_on_is_refused() {
         assert_eq!(status, StatusCode::OK);
         assert!(events.as_str().unwrap().contains("resume_mismatch"), "{events}");
     }
+    // The rest of a call has no place in a whole answer.
+    let tools = json!([{"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}]);
+    let chat = json!({"messages": [{"role": "user", "content": "x"}], "seed": 1, "tools": tools,
+        "resume": {"token_ids": some}});
+    let (status, answer) = post!(client, "/v1/chat/completions", chat);
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("\"stream\": true"), "{answer}");
     let (status, answer) = post!(client, "/v1/responses", json!({"input": "x", "resume": {}}));
     assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("resume")), "{answer}");
     close(&served).await;

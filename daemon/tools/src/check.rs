@@ -1,9 +1,11 @@
 //! `faser check`: loads what the config names and says how it would be placed.
 
 use std::fmt::Write;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
 use faser_config::device::Machine;
@@ -54,12 +56,21 @@ impl CheckArgs {
     }
 }
 
+/// Bytes of a text that are read for each token, of which most have fewer.
+const TOKEN_BYTES: u64 = 256;
+
 /// What the target's dtype costs over a text.
 ///
 /// # Errors
 /// The text cannot be read, or the target cannot be loaded.
 pub fn quality(config: &Config, text: &Path, most: usize) -> Result<String> {
-    let words = std::fs::read(text).with_context(|| format!("cannot read {}", text.display()))?;
+    if most == 0 {
+        bail!("--quality-tokens must be at least 1");
+    }
+    // No further than so many tokens are likely to reach.
+    let (limit, mut words) = ((most as u64).saturating_mul(TOKEN_BYTES), Vec::new());
+    let read = File::open(text).and_then(|file| file.take(limit).read_to_end(&mut words));
+    read.map_err(|error| anyhow!("cannot read {}: {error}", text.display()))?;
     let mut display = Display::new();
     let watch = &mut |what: &str, progress| display.show(what, progress);
     let (quality, dtype) =

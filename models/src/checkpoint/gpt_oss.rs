@@ -10,21 +10,19 @@
 //! ```
 //! Source: transformers 5.23.0, `integrations/mxfp4.py` and `models/gpt_oss`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use faser_kernels::{Make, Source};
 
 use super::dequantised::Numbers;
 use super::header::Placed;
 use super::{Checkpoint, Header};
-use crate::ModelError;
 use crate::load::Tensors;
+use crate::{ModelConfig, ModelError};
 
 /// Their names, and the projections that each has, in turns along its outputs.
 const STACKS: [(&str, &[&str]); 2] =
     [("gate_up_proj", &["gate_proj", "up_proj"]), ("down_proj", &["down_proj"])];
-/// Experts of a layer, a bound for what is listed.
-const MOST_EXPERTS: usize = 1 << 10;
 /// Inputs that a scale is of, and bytes of their codes.
 const BLOCK: usize = 32;
 const BLOCK_BYTES: usize = BLOCK / 2;
@@ -34,6 +32,8 @@ const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 /// A checkpoint of gpt-oss, its experts apart.
 pub(crate) struct GptOss<'a> {
     checkpoint: &'a Checkpoint<'a>,
+    /// Experts of a layer.
+    count: usize,
     /// By the names that the loader asks for.
     made: HashMap<String, Made<'a>>,
 }
@@ -67,10 +67,20 @@ impl<'a> GptOss<'a> {
     ///
     /// # Errors
     /// Tensors of experts are missing, or do not go together.
-    pub(crate) fn new(checkpoint: &'a Checkpoint<'a>) -> Result<GptOss<'a>, ModelError> {
-        let mut experts = GptOss { checkpoint, made: HashMap::new() };
+    pub(crate) fn new(
+        checkpoint: &'a Checkpoint<'a>,
+        config: &ModelConfig,
+    ) -> Result<GptOss<'a>, ModelError> {
+        let count = config.experts().map_or(0, |experts| experts.count);
+        let mut experts = GptOss { checkpoint, count, made: HashMap::new() };
+        let layers: HashSet<String> =
+            (0..config.layers.len()).map(|layer| format!("model.layers.{layer}")).collect();
         for (name, placed) in checkpoint.headers.iter().flat_map(Header::iter) {
             let Some((layer, stack)) = name.split_once(".mlp.experts.") else { continue };
+            // What is of no layer is told as what nobody asked for.
+            if !layers.contains(layer) {
+                continue;
+            }
             for (kind, projections) in STACKS {
                 match stack.strip_prefix(kind) {
                     Some("_blocks") => experts.codes(name, layer, placed, projections)?,
@@ -173,8 +183,10 @@ impl<'a> GptOss<'a> {
         projections: &'p [&'p str],
     ) -> Result<impl Iterator<Item = (Part, &'p str)> + use<'p>, ModelError> {
         let parts = projections.len();
-        if experts > MOST_EXPERTS || rows == 0 || !rows.is_multiple_of(parts) {
-            let expected = format!("at most {MOST_EXPERTS} experts, and a multiple of {parts} outputs");
+        if experts != self.count || placed.shape.contains(&0) || !rows.is_multiple_of(parts) {
+            let outputs = if parts == 1 { "" } else { ", an even number of outputs" };
+            let expected =
+                format!("{} experts (`num_local_experts`){outputs}, and nothing empty", self.count);
             return Err(self.wrong(name, placed, &expected));
         }
         Ok((0..experts).flat_map(move |expert| {

@@ -341,34 +341,38 @@ fn quantised_matrices_that_do_not_go_together_are_refused_by_name() {
 #[test]
 fn stacks_of_gpt_oss_that_do_not_go_together_are_refused_by_name() {
     const EXPERTS: &str = "model.layers.1.mlp.experts";
-    let no_number = Copy::of("gpt-oss-mxfp4", "no-number");
+    let no_number = Copy::of("gpt-oss-mxfp4", "gpt-oss-no-number");
     no_number.overwrite(&format!("{EXPERTS}.down_proj_scales"), 3, &[255]);
     no_number.refuses(&["experts.0.down_proj.weight", "NaN"]);
 
-    let no_scales = Copy::of("gpt-oss-mxfp4", "no-scales");
+    let no_scales = Copy::of("gpt-oss-mxfp4", "gpt-oss-no-scales");
     no_scales.rename(&format!("{EXPERTS}.down_proj_scales"), &format!("{EXPERTS}.down_proj_scalex"));
     no_scales.refuses(&["mlp.experts.down_proj_scales", "quantization_config"]);
 
-    let fewer = Copy::of("gpt-oss-mxfp4", "fewer");
+    let fewer = Copy::of("gpt-oss-mxfp4", "gpt-oss-fewer");
     fewer.change_tensors(|tensors| {
         let scales = tensors.get_mut(&format!("{EXPERTS}.gate_up_proj_scales")).unwrap();
         *scales = scales.narrow(1, 0, 64).unwrap().contiguous().unwrap();
     });
     fewer.refuses(&["gate_up_proj_scales` is U8 [3, 64, 1]", "[3, 128, 1]"]);
 
-    let wider = Copy::of("gpt-oss", "wider");
+    let wider = Copy::of("gpt-oss", "gpt-oss-wider");
     wider.change_key("\"intermediate_size\": 24", "\"intermediate_size\": 20");
     wider.refuses(&["experts.0.gate_proj", "[24, 40]", "[20, 40]"]);
 
-    let more = Copy::of("gpt-oss", "more");
+    let more = Copy::of("gpt-oss", "gpt-oss-more");
     more.change_key("\"num_local_experts\": 5", "\"num_local_experts\": 6");
-    more.refuses(&["mlp.router.weight", "[5, 40]", "[6, 40]"]);
+    more.refuses(&[" [5, ", "6 experts (`num_local_experts`)"]);
 
-    let limit = Copy::of("gpt-oss", "limit");
+    let plain = Copy::of("gpt-oss", "gpt-oss-plain-rope");
+    plain.change_key("\"rope_type\": \"yarn\"", "\"rope_type\": \"linear\"");
+    plain.refuses(&["`rope_scaling` is not of rope_type yarn"]);
+
+    let limit = Copy::of("gpt-oss", "gpt-oss-limit");
     limit.change_key("\"swiglu_limit\": 7.0", "\"swiglu_limit\": 5.0");
     limit.refuses(&["`swiglu_limit` is 5; supported is 7"]);
 
-    let others = Copy::of("quantised-awq", "mxfp4");
+    let others = Copy::of("quantised-awq", "gpt-oss-mxfp4");
     others.change_key("\"quant_method\": \"awq\"", "\"quant_method\": \"mxfp4\"");
     others.refuses(&["mxfp4, which is read of gpt-oss alone"]);
 }

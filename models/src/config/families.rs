@@ -4,6 +4,7 @@
 //! Source of the defaults: the configuration classes of transformers 5.23.0. `tests/golden/make_defaults.py` asks them; a test here holds the
 //! table against what they said (`tests/golden/defaults.json`).
 
+use faser_kernels::RopeScaling;
 use faser_kernels::ops::Activation;
 use serde_json::Value;
 
@@ -503,8 +504,12 @@ impl Shape<'_> {
 
     /// Experts with biases and an activation of their own, a sink for each head, and a window in every other layer.
     fn mix_as_gpt_oss(&mut self) -> Result<(), ModelError> {
-        if self.keys.get("rope_parameters").or(self.keys.get("rope_scaling")).is_none() {
-            let problem = "is missing: all of this family are trained with YaRN";
+        let scaled = |layer: &LayerSpec| {
+            let rope = layer.attention.rope.as_ref();
+            rope.is_some_and(|rope| matches!(rope.scaling, RopeScaling::Yarn { .. }))
+        };
+        if !self.config.layers.iter().all(scaled) {
+            let problem = "is not of rope_type yarn, by which all of this family are trained";
             return Err(self.keys.error("rope_scaling", problem));
         }
         for (key, only) in [("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)] {

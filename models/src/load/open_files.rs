@@ -22,7 +22,7 @@ pub(super) fn open_files<T>(
     let mut checkpoint = Checkpoint::new(&files)?;
     match config.quantised {
         None | Some(WeightQuantisation::Mxfp4) if config.architecture == Architecture::GptOss => {
-            load(&mut GptOss::new(&checkpoint)?)
+            load(&mut GptOss::new(&checkpoint, config)?)
         }
         None => load(&mut checkpoint),
         Some(quantisation) => load(&mut Dequantised::new(&checkpoint, quantisation)?),

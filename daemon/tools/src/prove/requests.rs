@@ -11,6 +11,8 @@ use super::args::ProveArgs;
 
 /// Tokens of a prompt of a synthetic pair.
 const PROMPT_TOKENS: usize = 24;
+/// All answers are kept until they are compared.
+const MOST_REQUESTS: usize = 1_000_000;
 /// Memory for past outputs, if the config gives none.
 const SUFFIX_BYTES: usize = 64 << 20;
 
@@ -43,7 +45,10 @@ impl Requests {
         };
         let prompts = source.load()?.into_iter().map(ids).collect::<Result<Vec<_>, _>>()?;
         let (longest, holds) = (prompts.iter().map(Vec::len).max().unwrap_or(0), pair.engine.max_context);
-        if longest + args.max_tokens > holds {
+        if args.requests > MOST_REQUESTS {
+            bail!("--requests is {}, at most {MOST_REQUESTS} can be compared", args.requests);
+        }
+        if args.max_tokens > holds.saturating_sub(longest) {
             bail!(
                 "a prompt of {longest} tokens and --max-tokens {} are more than the {holds} that a sequence may have \
                  (`scheduler.max_context`): lower --max-tokens",

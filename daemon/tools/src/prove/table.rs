@@ -27,7 +27,8 @@ impl Answer {
     /// A prediction of it that is wrong here and there.
     pub(super) fn nearly(&self) -> Vec<TokenId> {
         let wrong = |(at, &token): (usize, &TokenId)| {
-            if at % MISPREDICTED == MISPREDICTED - 1 { token ^ 1 } else { token }
+            // The one before it: there is such a token, and mostly another one is right.
+            if at % MISPREDICTED == MISPREDICTED - 1 { self.tokens[at - 1] } else { token }
         };
         self.tokens.iter().enumerate().map(wrong).collect()
     }
