@@ -1,6 +1,7 @@
-//! What a process needs of the system: a copy of itself, and how the allocator holds its memory.
+//! What a process needs of the system: a copy of itself, children that end with it, and how the allocator holds its memory.
 
 use std::io;
+use std::process::Command;
 
 /// Copies this process; the number of the copy, and none in the copy itself.
 ///
@@ -16,6 +17,24 @@ pub fn fork() -> io::Result<Option<i32>> {
         0 => Ok(None),
         pid => Ok(Some(pid)),
     }
+}
+
+/// Has what `command` starts be killed once the thread that starts it has ended, however it ends. Linux alone knows of that.
+pub fn end_with_parent(command: &mut Command) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::process::CommandExt;
+
+        // SAFETY: prctl is all that runs between fork and exec: it allocates nothing and takes no lock.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            });
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = command;
 }
 
 /// Has glibc keep the memory of all threads in one place, where bounds on addresses are to mean memory: an arena of a thread's own takes
@@ -52,6 +71,21 @@ mod tests {
         assert!(fork().is_err());
         drop(done);
         assert!(thread.join().is_ok());
+    }
+
+    // An emulator may start others in its own way.
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    #[test]
+    fn a_child_ends_with_the_thread_that_started_it() {
+        use std::os::unix::process::ExitStatusExt;
+
+        let start = || {
+            let mut command = Command::new("sleep");
+            end_with_parent(command.arg("60"));
+            command.spawn().expect("a child")
+        };
+        let mut child = std::thread::spawn(start).join().expect("it starts");
+        assert_eq!(child.wait().expect("an end").signal(), Some(libc::SIGKILL));
     }
 
     #[test]

@@ -2,15 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use faser_bench::{Resumed, ResumedStreams};
 use faser_config::{AdminSocket, Config};
+use faser_models::end_with_parent;
 use futures_util::future::try_join_all;
-use rustix::process::Signal;
 use serde_json::json;
 
 use super::args::ProveArgs;
@@ -54,10 +53,7 @@ impl Daemon {
         }
         command.env_remove("RUNTIME_DIRECTORY").env_remove("NOTIFY_SOCKET").env_remove("LISTEN_FDS");
         // They end with this process, however that ends.
-        // SAFETY: prctl is all that runs between fork and exec: it allocates nothing and takes no lock.
-        unsafe {
-            command.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?));
-        }
+        end_with_parent(&mut command);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         let said = child.stdout.take().context("its standard output is piped")?;
         let mut daemon = Daemon { child, url: String::new() };
