@@ -64,7 +64,7 @@ impl Engine {
             self.scratch.paths = paths;
             return;
         }
-        let costs = self.planner.proposals_cost(self.running.len());
+        let costs = self.planner.costs_by_length(self.running.len());
         let mut tried = false;
         for (seq, paths, tries) in &mut paths {
             let Some(sequence) = self.sequences.get(seq) else { continue };
@@ -101,7 +101,7 @@ impl Engine {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
         let (mut prompt_rows, mut due) = (0, (0, f64::INFINITY));
-        let costs = self.planner.proposals_cost(self.running.len());
+        let costs = self.planner.costs_by_length(self.running.len());
         // Tokens that a sequence gets of a pass, in the mean.
         let Totals { output_tokens, accepted_tokens, .. } = self.totals;
         let usual = output_tokens.max(1) as f64 / output_tokens.saturating_sub(accepted_tokens).max(1) as f64;
@@ -139,7 +139,7 @@ impl Engine {
         self.scratch = scratch;
     }
 
-    /// What the planner is told of a sequence, where proposals cost so much: see [`Planner::proposals_cost`](crate::planner::Planner::proposals_cost).
+    /// What the planner is told of a sequence, where proposals cost so much: see [`Planner::costs_by_length`](crate::planner::Planner::costs_by_length).
     pub(crate) fn candidate(&self, sequence: &Sequence, costs: &[f64; K_LIMIT]) -> Candidate {
         let useful = sequence.useful_proposals().min(self.kv_room(sequence));
         let (mut survival, mut expected, mut ready) = (1.0, 0.0, 0);

@@ -324,7 +324,7 @@ impl Planner {
     }
 
     /// Tokens that one, two and more proposals cost each of so many sequences, where all have as many: rows of the verify pass, and drafting.
-    pub(crate) fn proposals_cost(&self, drafting: usize) -> [f64; K_LIMIT] {
+    pub(crate) fn costs_by_length(&self, drafting: usize) -> [f64; K_LIMIT] {
         let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else { return [0.0; K_LIMIT] };
         let verify_s = |rows| costs.verify.seconds(rows, Reach::NONE);
         let draft_s = |rows| costs.draft.seconds(rows, Reach::NONE);
@@ -358,11 +358,11 @@ impl Planner {
     }
 
     /// Is what the draft would bring this sequence, over the tokens to come, worth the rows that it is behind? What proposals cost: see
-    /// [`Planner::proposals_cost`].
-    pub(crate) fn pays_to_catch_up(&self, candidate: &Candidate, proposals_cost: &[f64; K_LIMIT]) -> bool {
+    /// [`Planner::costs_by_length`].
+    pub(crate) fn pays_to_catch_up(&self, candidate: &Candidate, costs_by_length: &[f64; K_LIMIT]) -> bool {
         !self.predicts() || {
             let (mut survival, mut brought, mut best) = (1.0, 0.0, 0.0_f64);
-            for (_, cost) in (candidate.ready..candidate.useful).zip(proposals_cost) {
+            for (_, cost) in (candidate.ready..candidate.useful).zip(costs_by_length) {
                 survival *= f64::from(candidate.typical);
                 brought += survival;
                 best = best.max((brought * f64::from(candidate.weight) - cost) / (1.0 + brought));
@@ -654,10 +654,8 @@ impl Planner {
         // It ends drafting; what is verified of that is decided by what all rows cost. So the cheaper row counts, that of a pass without proposals, or
         // with those that were planned.
         let displaced = self.steering.displaced();
-        [self.rows, self.planned_rows]
-            .map(|rows| budget::break_even_survival(rows, self.goodput, &self.partitions[0], &displaced))
-            .into_iter()
-            .fold(1.0, f32::min)
+        let of = |rows| budget::break_even_survival(rows, self.goodput, &self.partitions[0], &displaced);
+        of(self.rows).min(of(self.planned_rows))
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of

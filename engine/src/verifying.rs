@@ -80,7 +80,7 @@ impl Engine {
     fn choose_proposals(&mut self, scratch: &mut Scratch) {
         scratch.candidates.clear();
         let mut prefill_rows = 0;
-        let costs = self.planner.proposals_cost(self.running.len());
+        let costs = self.planner.costs_by_length(self.running.len());
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
                 scratch.candidates.push(self.candidate(sequence, &costs));

@@ -106,13 +106,7 @@ pub(super) struct Numbers<'a> {
 impl<'a> Numbers<'a> {
     /// Those of a tensor, if it has some.
     pub(super) fn of(placed: &Placed, bytes: &'a [u8]) -> Option<Numbers<'a>> {
-        let stored = match placed.dtype.as_str() {
-            "F32" => Stored::F32,
-            "BF16" => Stored::Bf16,
-            "F16" => Stored::F16,
-            _ => return None,
-        };
-        Some(Numbers { stored, bytes })
+        Some(Numbers { stored: placed.numbers()?, bytes })
     }
 
     fn len(&self) -> usize {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 
+use faser_kernels::Stored;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
@@ -28,6 +29,18 @@ pub(crate) struct Placed {
     pub(crate) dtype: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) bytes: Range<usize>,
+}
+
+impl Placed {
+    /// How its numbers are stored, if they are floating-point ones that are read.
+    pub(crate) fn numbers(&self) -> Option<Stored> {
+        match self.dtype.as_str() {
+            "F32" => Some(Stored::F32),
+            "BF16" => Some(Stored::Bf16),
+            "F16" => Some(Stored::F16),
+            _ => None,
+        }
+    }
 }
 
 /// What the JSON says of a tensor.

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
-use faser_kernels::{Source, Stored};
+use faser_kernels::Source;
 
 pub(crate) use self::dequantised::Dequantised;
 use self::expert_layouts::{ExpertLayout, InStack};
@@ -161,19 +161,14 @@ impl Tensors for Checkpoint<'_> {
             }
             None => return Err(wrong(shape.to_vec())),
         };
-        let stored = match placed.dtype.as_str() {
-            "F32" => Stored::F32,
-            "BF16" => Stored::Bf16,
-            "F16" => Stored::F16,
-            _ => {
-                return Err(ModelError::TensorDtype {
-                    path: path.to_owned(),
-                    tensor: name,
-                    dtype: placed.dtype.escape_debug().to_string(),
-                });
-            }
-        };
-        Ok(Source::File(stored, data))
+        match placed.numbers() {
+            Some(stored) => Ok(Source::File(stored, data)),
+            None => Err(ModelError::TensorDtype {
+                path: path.to_owned(),
+                tensor: name,
+                dtype: placed.dtype.escape_debug().to_string(),
+            }),
+        }
     }
 
     fn integers(&self, name: &str, count: usize, reason: &str) -> Result<Vec<i64>, ModelError> {
