@@ -1,13 +1,15 @@
 //! Faults made on purpose, so that it can be seen what clients notice of them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use faser_engine::EngineConfig;
-use faser_kernels::{Collective, CollectiveError};
+use faser_kernels::collective::GroupWays;
+use faser_kernels::{Collective, CollectiveError, HostCollective};
 
-use crate::device::{DeviceSpec, ways};
+use crate::device::DeviceSpec;
 use crate::error::ServiceError;
 use crate::gpu_actor::{DeviceBuild, DeviceFactory};
 use crate::lane::{Build, Run, Work};
@@ -72,12 +74,10 @@ pub(crate) fn factory(device: &DeviceSpec, engine: &EngineConfig, faults: Vec<Dr
             return Err(ServiceError::Lane { lane: "verify", reason: format!("drill: build {at} fails") });
         }
         match (&device, &sufferers[..]) {
-            (DeviceSpec::Cpu(cpu), [_, _, ..]) => Ok(cpu.build_in(&engine, &|ranks, deadline| {
-                let disturb = |(rank, way): (usize, Option<Arc<dyn Collective>>)| {
-                    way.map(|way| sufferers[rank].on(way))
-                };
-                ways(ranks, deadline).into_iter().enumerate().map(disturb).collect()
-            })),
+            (DeviceSpec::Cpu(cpu), [_, _, ..]) => cpu.build_in(&engine, &|rank, ways| {
+                let sufferer = sufferers[rank].clone();
+                disturbed(&ways, move || sufferer.suffer())
+            }),
             _ => {
                 let build = device.factory(&engine)()?;
                 let sufferer = sufferers[0].clone();
@@ -111,17 +111,19 @@ impl Sufferer {
             }
         }
     }
-
-    fn on(&self, way: Arc<dyn Collective>) -> Arc<dyn Collective> {
-        let sufferer = self.clone();
-        Arc::new(Disturbed { way, disturb: move || sufferer.suffer() })
-    }
 }
 
-/// A rank's way to its group, on which something happens before some sums: in the middle of a pass.
-pub(crate) struct Disturbed<F> {
-    pub(crate) way: Arc<dyn Collective>,
-    pub(crate) disturb: F,
+/// A rank's ways to its group, on which something happens before each sum: in the middle of a pass.
+pub(crate) fn disturbed(ways: &GroupWays, disturb: impl Fn() + Clone + Send + Sync + 'static) -> GroupWays {
+    let on = |way: &Arc<dyn HostCollective>| -> Arc<dyn HostCollective> {
+        Arc::new(Disturbed { way: way.clone(), disturb: disturb.clone() })
+    };
+    GroupWays { group: on(&ways.group), stage: on(&ways.stage) }
+}
+
+struct Disturbed<F> {
+    way: Arc<dyn HostCollective>,
+    disturb: F,
 }
 
 impl<F: Fn() + Send + Sync> Collective for Disturbed<F> {
@@ -144,6 +146,12 @@ impl<F: Fn() + Send + Sync> Collective for Disturbed<F> {
 
     fn abort(&self, why: &str) {
         self.way.abort(why);
+    }
+}
+
+impl<F: Fn() + Send + Sync> HostCollective for Disturbed<F> {
+    fn broadcast(&self, root: usize, to: Range<usize>, values: &mut [f32]) -> Result<(), CollectiveError> {
+        self.way.broadcast(root, to, values)
     }
 }
 

@@ -40,6 +40,9 @@ pub enum ServiceError {
     /// The draft's device, which has it alone.
     #[error("the draft's own device: {0}")]
     DraftDevice(#[source] Box<ServiceError>),
+    /// Another node does not come, or is lost.
+    #[error("{0}")]
+    Node(String),
     /// The operating system gave no thread.
     #[error("no thread for {name}: {source}; raise the limit on threads (ulimit -u)")]
     Thread {

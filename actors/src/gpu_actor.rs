@@ -7,7 +7,7 @@ use std::time::Duration;
 use actix::{Actor, Context, Handler, Recipient, ResponseFuture};
 
 use crate::error::ServiceError;
-use crate::failures::{Faults, Part};
+use crate::failures::{Fault, Faults, Part};
 use crate::lane::{Build, Follow, LaneDone, LaneEnd, LaneQueue, LaneThread, Pulse, Work};
 use crate::meter::Meter;
 use crate::runner::{DraftWork, VerifyWork};
@@ -27,7 +27,12 @@ pub(crate) struct DeviceBuild {
     pub(crate) verify: Build<VerifyWork>,
     /// The ranks after the first, if the models are split over a group.
     pub(crate) others: Vec<RankBuild>,
+    /// Has what is given hear of it once the device is lost by another node, whatever its lanes do.
+    pub(crate) on_loss: Vec<OnLoss>,
 }
+
+/// Takes what is to hear of a loss.
+pub(crate) type OnLoss = Arc<dyn Fn(Box<dyn FnOnce(String) + Send>) + Send + Sync>;
 
 impl DeviceBuild {
     /// The same device, without its draft.
@@ -75,6 +80,10 @@ impl GpuActor {
         let plan = if drafts { plan } else { plan.without_draft() };
         let spawn = Spawn { generation, results, faults, meter };
         let drafting = if plan.draft_apart { Part::Draft } else { Part::Target };
+        for on_loss in &plan.on_loss {
+            let faults = faults.clone();
+            on_loss(Box::new(move |reason| faults.report(Fault { generation, part: Part::Target, reason })));
+        }
         let mut draft = spawn.lane_of(plan.draft.as_ref(), drafting)?;
         if let Some(draft) = draft.as_mut().filter(|_| plan.draft_apart) {
             // The next try comes at once where this one fails: the target's memory is not taken before.

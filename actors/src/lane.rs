@@ -374,7 +374,7 @@ fn waiting_since(after: Option<Instant>, queued: Instant, ended: Option<Instant>
 }
 
 /// The message of a panic.
-fn words_of(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn words_of(panic: &(dyn Any + Send)) -> String {
     panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())

@@ -133,6 +133,11 @@ impl OnLane for Timed {
     }
 }
 
+/// Does what the first rank does on another node, until it ends.
+pub(crate) fn follow_passes<B: LaneBackend>(backend: B, lane: LanePasses) {
+    TimedPasses::new(backend, lane).follow();
+}
+
 fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: usize) -> PassCost {
     reading(lane, 1, 0);
     let some = CONTEXT_ROWS.min(most_rows);
@@ -388,6 +393,7 @@ mod tests {
                     partitions: vec![LanePair { draft: lane.clone(), verify: lane }],
                     isa: Isa::detect(),
                     rank_deadline: std::time::Duration::from_secs(60),
+                    nodes: None,
                 }),
                 block_size: 16,
                 max_rows: 64,

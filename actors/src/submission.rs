@@ -79,14 +79,20 @@ impl From<Sampling> for LaneRequest {
 /// The grammar of one request. Both lanes draw among what it allows, each with a matcher of its own.
 #[derive(Debug)]
 pub struct Constraint {
-    grammar: Grammar,
+    /// None on a node that hears of the first rank what it allows.
+    grammar: Option<Grammar>,
     failure: OnceLock<String>,
 }
 
 impl Constraint {
     /// For one request.
     pub fn new(grammar: Grammar) -> Constraint {
-        Constraint { grammar, failure: OnceLock::new() }
+        Constraint { grammar: Some(grammar), failure: OnceLock::new() }
+    }
+
+    /// Of a request whose grammar the first rank of the group has, on another node.
+    pub(crate) fn elsewhere() -> Constraint {
+        Constraint { grammar: None, failure: OnceLock::new() }
     }
 
     /// Why the verify lane could not follow the grammar to its end: then it ended the output, which is not what the grammar wants.
@@ -94,8 +100,8 @@ impl Constraint {
         self.failure.get().map(String::as_str)
     }
 
-    pub(crate) fn grammar(&self) -> &Grammar {
-        &self.grammar
+    pub(crate) fn grammar(&self) -> Option<&Grammar> {
+        self.grammar.as_ref()
     }
 
     pub(crate) fn failed(&self, reason: String) {
@@ -129,6 +135,11 @@ impl LogprobCollector {
     /// Takes the log-probabilities of the token at a position; none before that token is emitted.
     pub fn take(&self, position: usize) -> Option<Logprobs> {
         self.collected().remove(&position)
+    }
+
+    /// What is wanted, for a rank on another node: how many of the likeliest tokens, and the prompt whose tokens are.
+    pub(crate) fn wanted(&self) -> (usize, Option<Arc<[TokenId]>>) {
+        (self.top, self.prompt.clone())
     }
 
     /// How many of the likeliest tokens are wanted.

@@ -54,7 +54,7 @@ fn on_cpu() -> DeviceSpec {
     let lane = Partition { cores: vec![0] };
     let partitions = vec![LanePair { draft: lane.clone(), verify: lane }];
     let (target, draft) = (vec![target], vec![draft]);
-    DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa: Isa::detect(), rank_deadline: PATIENCE })
+    DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa: Isa::detect(), rank_deadline: PATIENCE, nodes: None })
 }
 
 fn on_gpu(draft_sms: &[u32], utilization: f64) -> DeviceSpec {
@@ -95,8 +95,8 @@ fn over_gpus(target: usize, draft: usize, deadline: Duration) -> DeviceSpec {
     let rank = |rank: usize| {
         let info = probe_one(rank).expect("a fake GPU is there");
         let device = GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization: 0.9 };
-        let own = Shard { rank, ranks: target };
-        let drafts = (rank < draft).then_some(Shard { rank, ranks: draft });
+        let own = Shard::of(rank, target);
+        let drafts = (rank < draft).then_some(Shard::of(rank, draft));
         CudaDevice::new(CudaSource {
             info,
             device,

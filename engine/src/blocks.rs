@@ -30,6 +30,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::request::TokenId;
 use crate::view::PoolView;
 
@@ -37,7 +39,7 @@ use crate::view::PoolView;
 pub type BlockId = u32;
 
 /// A block whose KV, keys and values of all layers and slots, becomes that of another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockCopy {
     /// The rank whose pool has both, where each has a pool of its own; 0 elsewhere.
     pub rank: usize,

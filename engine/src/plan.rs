@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
+use serde::{Deserialize, Serialize};
 
 use crate::blocks::{BlockCopy, BlockId};
 use crate::request::{CANDIDATES, SeqId, TokenId};
@@ -15,7 +16,7 @@ use crate::survival::{AcceptanceTable, confidence_bin};
 pub const ALTERNATIVES: usize = 8;
 
 /// A lane's word on a sequence it is about to see: its whole history, from which samplers take penalties.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Admission {
     /// The sequence.
     pub seq: SeqId,
@@ -27,7 +28,7 @@ pub struct Admission {
 
 /// One of a device's prebuilt partitions, by its place in [`EngineConfig::partitions`](crate::EngineConfig).
 /// The first is the whole device for both lanes, for serial execution.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PartitionId(pub usize);
 
 /// One of a device's two lanes.
@@ -170,8 +171,8 @@ pub type Alternatives = ArrayVec<TokenId, ALTERNATIVES>;
 /// The draft's next candidates in some place.
 pub type Candidates = ArrayVec<TokenId, CANDIDATES>;
 
-/// Work for the verify lane: one pass of the target model. Order and buffers as in `DraftPlan`.
-#[derive(Clone, Debug, Default)]
+/// Work for the verify lane: one pass of the target model. Order and buffers as in `DraftPlan`. It travels to other nodes without its outcome.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct VerifyPlan {
     /// Number of the plan on this lane, increasing.
     pub step: u64,
@@ -195,6 +196,7 @@ pub struct VerifyPlan {
     /// Tests of all chunks, one chunk after the other.
     pub tests: Vec<Test>,
     /// What came of it.
+    #[serde(skip)]
     pub outcome: VerifyOutcome,
 }
 
@@ -210,7 +212,7 @@ pub struct VerifyOutcome {
 }
 
 /// The rows of one sequence in a verify pass: committed tokens, then proposals.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct VerifyChunk {
     /// The sequence.
     pub seq: SeqId,
@@ -236,7 +238,7 @@ pub struct VerifyChunk {
 /// The test of a proposal inside the pass: the state of the row before it, normalised as for the LM head, scores the
 /// proposal and its alternatives. Whatever comes of it costs or saves time and changes no text: a proposal that left counts as
 /// not sent.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Test {
     /// What it is compared with.
     pub alternatives: Alternatives,

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// An entry of the models' common vocabulary.
 pub type TokenId = u32;
 /// The largest speculative length any policy or request may ask for.
@@ -11,7 +13,7 @@ pub const K_LIMIT: usize = 16;
 pub const CANDIDATES: usize = 8;
 
 /// One token stream. The caller chooses it and never uses it twice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SeqId(pub u64);
 
 impl std::fmt::Display for SeqId {

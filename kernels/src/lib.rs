@@ -16,7 +16,7 @@ mod process;
 pub mod sampling;
 mod simd;
 
-pub use collective::{Collective, CollectiveError};
+pub use collective::{Collective, CollectiveError, HostCollective};
 pub use dtype::Dtype;
 pub use error::KernelError;
 pub use faser_topology::{CpuDevice, Partition};

@@ -247,5 +247,5 @@ pub(crate) struct At<'a> {
 /// # Panics
 /// If the group is lost: a pass that others have left cannot be finished, and its lane is of no use any more.
 pub(crate) fn summed(lane: &Lane, x: ViewMut<'_>) {
-    ops::all_reduce(lane, x).unwrap_or_else(|error| panic!("{error}"));
+    ops::all_reduce_of_stage(lane, x).unwrap_or_else(|error| panic!("{error}"));
 }

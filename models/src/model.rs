@@ -11,7 +11,8 @@
 //! may go. The keys and values of rows that left are missing from later layers: their positions count as never computed.
 //!
 //! Of a shard all ranks of the group make the same calls with the same rows: the residual stream is the same on every rank, bit by bit, and
-//! so is what comes of it but for logits, of which each rank has those of its tokens.
+//! so is what comes of it but for logits, of which each rank has those of its tokens. Where the layers are split into stages, the stream goes on
+//! from stage to stage, and the rows whose logits are wanted come from the last to all.
 //!
 //! A head on hidden states begins with what the caller put [there](Scratch::begins_with); its target's passes leave what it [reads](Model::attach).
 //!
@@ -26,7 +27,7 @@ use faser_kernels::{
 };
 
 use crate::features::Fusion;
-use crate::layer::{At, Layer, summed};
+use crate::layer::{At, Layer};
 use crate::markov::{Markov, Surety};
 use crate::{Features, HeadSpec, ModelConfig, ModelError, RopeConfig, Scratch, Shard};
 
@@ -177,6 +178,11 @@ impl Model {
         self.parts.of_head.as_ref()?.mask_features.as_ref().map(Vector::as_slice)
     }
 
+    /// The weights of the norm before the LM head, `[hidden]`, which every shard has whole.
+    pub fn last_norm(&self) -> &[f32] {
+        self.parts.norm.as_slice()
+    }
+
     pub(crate) fn parts(&self) -> &Parts {
         &self.parts
     }
@@ -209,7 +215,7 @@ impl Model {
     /// error. If the group is lost: see [`Model::begin`].
     pub fn forward(&self, lane: &Lane, kv: &mut KvCache, scratch: &mut Scratch, pass: &Pass<'_>) {
         self.begin(lane, scratch, pass.tokens);
-        self.layers(lane, 0..self.parts.layers.len(), kv, scratch, pass.rows);
+        self.layers(lane, 0..self.config.layers.len(), kv, scratch, pass.rows);
         self.finish(lane, scratch, pass.tokens.len(), pass.logits);
     }
 
@@ -226,6 +232,7 @@ impl Model {
             "rank and ranks of the lane, and of the model's shard"
         );
         let scale = self.config().embedding_scale;
+        scratch.depth = 0;
         // Rows of the text that a block stands behind have no token.
         let tokens = &tokens[..scratch.queries(tokens.len())];
         let to = match &mut scratch.head {
@@ -242,7 +249,7 @@ impl Model {
         }
         let first = shard.tokens(self.config()).start;
         ops::embed_part(lane, &self.parts.embedding, first, tokens, scale, to.view_mut(tokens.len()));
-        summed(lane, to.view_mut(tokens.len()));
+        ops::all_reduce(lane, to.view_mut(tokens.len())).unwrap_or_else(|error| panic!("{error}"));
         scratch.enter(0, lane, None, tokens.len());
     }
 
@@ -260,13 +267,25 @@ impl Model {
         scratch: &mut Scratch,
         rows: Rows<'_>,
     ) {
-        for (layer, index) in self.parts.layers[range.clone()].iter().zip(range) {
-            let (config, shard) = (self.own(), self.shard());
-            let spec = &config.layers[index];
-            let at = At { config, spec, shard, rope: self.ropes[index].as_deref(), lane, index, rows };
-            layer.forward(&at, kv, scratch);
-            scratch.enter(index + 1, lane, Some(rows), rows.positions.len());
+        let (config, shard) = (self.own(), self.shard());
+        for stage in 0..shard.stages {
+            let layers = shard.layers_of(stage, self.config());
+            let now = range.start.max(layers.start)..range.end.min(layers.end);
+            for index in now.filter(|_| stage == shard.stage()) {
+                // Counted among the layers that are here.
+                let here = index - layers.start;
+                let (layer, spec) = (&self.parts.layers[here], &config.layers[here]);
+                let rope = self.ropes[index].as_deref();
+                layer.forward(&At { config, spec, shard, rope, lane, index: here, rows }, kv, scratch);
+                scratch.enter(index + 1, lane, Some(rows), rows.positions.len());
+            }
+            // What comes of the last stage is told by `normalise`.
+            if stage + 1 < shard.stages && range.contains(&(layers.end - 1)) {
+                let (from, to) = (shard.ranks_of(stage).start, shard.ranks_of(stage + 1));
+                told(lane, (from, to), scratch.x.view_mut(rows.positions.len()));
+            }
         }
+        scratch.depth = range.end;
     }
 
     /// Of the `n` rows of the pass only those named by `keep`, strictly ascending, stay: row `i` is what was row `keep[i]`, and
@@ -397,7 +416,23 @@ impl Model {
         ops::gather_rows(lane, scratch.x.view(n), rows, scratch.gathered.view_mut(m));
         let (gathered, normed) = (scratch.gathered.view(m), scratch.final_normed.view_mut(m));
         ops::rms_norm(lane, gathered, &self.parts.norm, self.config().rms_eps, normed, Write::Replace);
+        let (shard, depth) = (self.shard(), scratch.depth);
+        if shard.stages > 1 {
+            // The stage that has the next layer has the stream, and the last has its end.
+            let holds = |stage: &usize| shard.layers_of(*stage, self.config()).contains(&depth);
+            let holder = (0..shard.stages).find(holds).unwrap_or(shard.stages - 1);
+            let first = shard.ranks_of(holder).start;
+            told(lane, (first, 0..shard.ranks), scratch.final_normed.view_mut(m));
+        }
     }
+}
+
+/// What the rank `from` has becomes that of others.
+///
+/// # Panics
+/// If the group is lost, as in [`summed`].
+fn told(lane: &Lane, (from, to): (usize, Range<usize>), x: ViewMut<'_>) {
+    ops::broadcast(lane, from, to, x).unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Cosines and sines of all positions, as `held` on a device, for each layer: those that turn alike have one table, and those that do not turn

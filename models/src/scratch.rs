@@ -30,6 +30,8 @@ pub struct Scratch {
     pub(crate) gathered: Tensor,
     pub(crate) final_normed: Tensor,
     pub(crate) logits: Tensor,
+    /// Layers that the pass has been through.
+    pub(crate) depth: usize,
     /// Tokens to score, as the shard counts them.
     pub(crate) own_tokens: Vec<u32>,
     /// Where features go, of a target whose draft is a head.
@@ -66,6 +68,7 @@ impl Scratch {
             gathered: Tensor::zeros(max_logit_rows, config.hidden),
             final_normed: Tensor::zeros(max_logit_rows, config.hidden),
             logits: Tensor::zeros(max_logit_rows, config.vocab),
+            depth: 0,
             own_tokens: Vec::new(),
             features: None,
             head: config.head.as_ref().map(|head| HeadScratch {

@@ -13,6 +13,9 @@
 //! norms         all of them       all of them
 //! ```
 //! Ranks that are more than the KV heads share them: each holds the one that its query heads read.
+//!
+//! Where layers are split too (pipeline parallelism), the ranks stand in stages, one behind the other: heads, MLPs and experts are split over the
+//! ranks of a stage, layers over the stages, and tokens over all ranks.
 
 use std::ops::Range;
 
@@ -28,15 +31,57 @@ pub struct Shard {
     pub rank: usize,
     /// Ranks of the group, at least one.
     pub ranks: usize,
+    /// Stages that the layers are split into, of equally many ranks each, which stand together: 1 where they are not split.
+    pub stages: usize,
 }
 
 impl Shard {
     /// All of a model.
-    pub const WHOLE: Shard = Shard { rank: 0, ranks: 1 };
+    pub const WHOLE: Shard = Shard::of(0, 1);
+
+    /// That of one of so many ranks, which have all layers.
+    pub const fn of(rank: usize, ranks: usize) -> Shard {
+        Shard { rank, ranks, stages: 1 }
+    }
 
     /// The shards of a group, rank after rank.
     pub fn all(ranks: usize) -> impl Iterator<Item = Shard> {
-        (0..ranks).map(move |rank| Shard { rank, ranks })
+        (0..ranks).map(move |rank| Shard::of(rank, ranks))
+    }
+
+    /// The shards of a group whose layers are split into stages, rank after rank.
+    pub fn all_in_stages(ranks: usize, stages: usize) -> impl Iterator<Item = Shard> {
+        (0..ranks).map(move |rank| Shard { rank, ranks, stages })
+    }
+
+    /// Ranks of a stage.
+    pub fn width(self) -> usize {
+        self.ranks / self.stages
+    }
+
+    /// Which of them it is.
+    pub fn place(self) -> usize {
+        self.rank % self.width()
+    }
+
+    /// Which stage it is of.
+    pub fn stage(self) -> usize {
+        self.rank / self.width()
+    }
+
+    /// The ranks of a stage.
+    pub fn ranks_of(self, stage: usize) -> Range<usize> {
+        stage * self.width()..(stage + 1) * self.width()
+    }
+
+    /// The layers of a stage.
+    pub fn layers_of(self, stage: usize, whole: &ModelConfig) -> Range<usize> {
+        part(whole.layers.len(), stage, self.stages)
+    }
+
+    /// The layers that it has.
+    pub fn layers(self, whole: &ModelConfig) -> Range<usize> {
+        self.layers_of(self.stage(), whole)
     }
 
     /// Whether a model of this shape can be split so.
@@ -44,14 +89,34 @@ impl Shard {
     /// # Errors
     /// [`ModelError::Shard`] names the size that does not divide.
     pub fn check(self, config: &ModelConfig) -> Result<(), ModelError> {
-        let Shard { rank, ranks } = self;
-        let ModelConfig { heads, kv_heads, intermediate, vocab, .. } = *config;
+        let Shard { rank, ranks, stages } = self;
+        let vocab = config.vocab;
+        let problem = if ranks == 0 || rank >= ranks {
+            format!("there is no rank {rank}")
+        } else if stages == 0 || !ranks.is_multiple_of(stages) {
+            format!("they do not stand evenly in {stages} stages")
+        } else if stages > config.layers.len() {
+            format!("its {} layers are fewer than {stages} stages", config.layers.len())
+        } else if stages > 1 && config.head.is_some() {
+            "it is a head on hidden states, which has no stages".to_owned()
+        } else if let Some(problem) = self.uneven(config) {
+            problem
+        } else if part(vocab, ranks - 1, ranks).is_empty() {
+            format!("a vocabulary of {vocab} leaves some without a token")
+        } else {
+            return Ok(());
+        };
+        Err(ModelError::Shard { ranks, problem })
+    }
+
+    /// What does not divide over the ranks of a stage.
+    fn uneven(self, config: &ModelConfig) -> Option<String> {
+        let ranks = self.width();
+        let ModelConfig { heads, kv_heads, intermediate, .. } = *config;
         let experts = || config.layers.iter().map(|layer| layer.mlp.kind.experts());
         let mut widths =
             experts().flatten().flat_map(|experts| [Some(experts.width), experts.shared]).flatten();
-        let problem = if ranks == 0 || rank >= ranks {
-            format!("there is no rank {rank}")
-        } else if !heads.is_multiple_of(ranks) {
+        Some(if !heads.is_multiple_of(ranks) {
             format!("its {heads} heads cannot be split evenly")
         } else if !kv_heads.is_multiple_of(ranks) && !ranks.is_multiple_of(kv_heads) {
             format!("its {kv_heads} KV heads can neither be split evenly nor be held by equally many ranks")
@@ -63,18 +128,15 @@ impl Shard {
             && config.layers.iter().any(|layer| layer.attention.qk_norm == Some(QkNorm::Whole))
         {
             "its q and k are normalised over all heads, and ranks have some".to_owned()
-        } else if part(vocab, ranks - 1, ranks).is_empty() {
-            format!("a vocabulary of {vocab} leaves some without a token")
         } else {
-            return Ok(());
-        };
-        Err(ModelError::Shard { ranks, problem })
+            return None;
+        })
     }
 
-    /// The sizes of this shard of a model: those of the whole but for heads, KV heads, MLPs and vocabulary.
+    /// The sizes of this shard of a model: those of the whole but for layers, heads, KV heads, MLPs and vocabulary.
     pub fn config(self, whole: &ModelConfig) -> ModelConfig {
-        let own = |width: usize| part(width, self.rank, self.ranks).len();
-        let mut layers = whole.layers.clone();
+        let own = |width: usize| part(width, self.place(), self.width()).len();
+        let mut layers = whole.layers[self.layers(whole)].to_vec();
         for layer in &mut layers {
             if let Mlp::Experts(experts) = &mut layer.mlp.kind {
                 (experts.width, experts.shared) = (own(experts.width), experts.shared.map(own));
@@ -96,24 +158,24 @@ impl Shard {
     }
 
     pub(crate) fn heads(self, whole: &ModelConfig) -> Range<usize> {
-        part(whole.heads, self.rank, self.ranks)
+        part(whole.heads, self.place(), self.width())
     }
 
     pub(crate) fn kv_heads(self, whole: &ModelConfig) -> Range<usize> {
-        if self.ranks <= whole.kv_heads {
-            return part(whole.kv_heads, self.rank, self.ranks);
+        if self.width() <= whole.kv_heads {
+            return part(whole.kv_heads, self.place(), self.width());
         }
-        let own = self.rank * whole.kv_heads / self.ranks;
+        let own = self.place() * whole.kv_heads / self.width();
         own..own + 1
     }
 
     pub(crate) fn intermediate(self, whole: &ModelConfig) -> Range<usize> {
-        part(whole.intermediate, self.rank, self.ranks)
+        part(whole.intermediate, self.place(), self.width())
     }
 
-    /// What is added once alone, a bias or the residual stream, is added by the first rank.
+    /// What is added once alone, a bias or the residual stream, is added by the first rank of a stage.
     pub(crate) fn is_first(self) -> bool {
-        self.rank == 0
+        self.place() == 0
     }
 }
 
@@ -136,7 +198,7 @@ impl Split {
             Split::Heads => wide(shard.heads(whole)),
             Split::KvHeads => wide(shard.kv_heads(whole)),
             Split::Mlp => shard.intermediate(whole),
-            Split::Width(width) => part(width, shard.rank, shard.ranks),
+            Split::Width(width) => part(width, shard.place(), shard.width()),
             Split::Tokens => shard.tokens(whole),
         }
     }
@@ -144,7 +206,8 @@ impl Split {
 
 impl std::fmt::Display for Shard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "rank {} of {}", self.rank, self.ranks)
+        write!(f, "rank {} of {}", self.rank, self.ranks)?;
+        if self.stages == 1 { Ok(()) } else { write!(f, " in {} stages", self.stages) }
     }
 }
 
@@ -183,7 +246,7 @@ mod tests {
     #[test]
     fn what_cannot_be_split_is_refused_by_name() {
         let refusal =
-            |config: &ModelConfig, rank, ranks| Shard { rank, ranks }.check(config).unwrap_err().to_string();
+            |config: &ModelConfig, rank, ranks| Shard::of(rank, ranks).check(config).unwrap_err().to_string();
         assert!(refusal(&config(8, 2, 64), 0, 3).contains("8 heads"));
         assert!(refusal(&config(6, 3, 64), 0, 2).contains("3 KV heads"));
         assert!(refusal(&config(8, 2, 65), 1, 2).contains("65 columns"));

@@ -1,24 +1,26 @@
 //! Lanes on cores of this host: of one device, or of a group of ranks that split them.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use faser_engine::EngineConfig;
-use faser_kernels::collective::in_process;
-use faser_kernels::{Collective, Isa};
+use faser_kernels::Isa;
+use faser_kernels::collective::{GroupWays, ways_in_process};
 use faser_models::{Features, Model, Shard};
 use faser_topology::{LanePair, Partition, rank_partitions};
 
 use super::open::{LanePasses, Open, PassLimits, as_many_copies, copies, lanes_of, whole_group};
 use crate::error::ServiceError;
-use crate::gpu_actor::DeviceBuild;
+use crate::gpu_actor::{DeviceBuild, RankBuild};
+use crate::nodes::{Link, Nodes, Session, SessionWork};
 use crate::runner::{CpuBackend, CpuFeatures, CpuLaneSpec};
 
 /// A pair on cores of this host.
 #[derive(Clone)]
 pub struct CpuSpec {
-    /// The target's shards, rank after rank: one, the whole model, where it is not split.
+    /// The target's shards, rank after rank: one, the whole model, where it is not split. Where other nodes have ranks too, those of this one.
     pub target: Vec<Arc<Model>>,
     /// Those of the draft, which has the target's vocabulary and a group of its own: both share ranks as far as they go. Or the whole draft, once for
     /// each rank, which divide the sequences among them. Without any, nobody speculates.
@@ -29,6 +31,8 @@ pub struct CpuSpec {
     pub isa: Isa,
     /// A rank that another has waited for longer is lost, and the group is built anew. Generous: a rank may be at a long prefill.
     pub rank_deadline: Duration,
+    /// The nodes that have the other ranks of the target; none where all are here.
+    pub nodes: Option<Nodes>,
 }
 
 impl fmt::Debug for CpuSpec {
@@ -45,9 +49,9 @@ impl CpuSpec {
     pub(super) fn check(&self, engine: &EngineConfig) -> Result<(), ServiceError> {
         let of = |models: &[Arc<Model>]| models.iter().map(|model| model.shard()).collect::<Vec<_>>();
         let draft = of(&self.draft);
-        whole_group("target", &of(&self.target))?;
+        whole_group("target", &of(&self.target), self.nodes.as_ref().map(Nodes::own_ranks))?;
         if copies(&draft).is_none() {
-            whole_group("draft", &draft)?;
+            whole_group("draft", &draft, None)?;
         }
         as_many_copies(&draft, engine)?;
         if self.draft.len() > 1
@@ -63,27 +67,30 @@ impl CpuSpec {
         Ok(())
     }
 
-    /// How to make the lanes, once: a group that was lost is of no use to the lanes after it.
-    pub(super) fn build(&self, engine: &EngineConfig) -> DeviceBuild {
-        self.build_in(engine, &ways)
+    /// How to make the lanes, once: a group that was lost is of no use to the lanes after it. Waits for other nodes.
+    ///
+    /// # Errors
+    /// They do not come.
+    pub(super) fn build(&self, engine: &EngineConfig) -> Result<DeviceBuild, ServiceError> {
+        self.build_in(engine, &|_, ways| ways)
     }
 
-    /// As `build`, with groups of the caller's making: see [`ways`].
+    /// As `build`, where something is done to each rank's ways.
     pub(crate) fn build_in(
         &self,
         engine: &EngineConfig,
-        ways: &dyn Fn(usize, Duration) -> Vec<Option<Arc<dyn Collective>>>,
-    ) -> DeviceBuild {
+        change: &dyn Fn(usize, GroupWays) -> GroupWays,
+    ) -> Result<DeviceBuild, ServiceError> {
         let limits = PassLimits::of(engine);
         let (targets, drafts) = (&self.target, &self.draft);
         let pages = self.features(engine.target_blocks, engine.block_size);
         let cores = rank_partitions(&self.partitions, targets.len(), drafts.len().max(1));
         let lanes = |name,
                      models: &[Arc<Model>],
+                     ways: Vec<Option<GroupWays>>,
                      lane: fn(&LanePair) -> &Partition,
                      blocks,
                      max_logit_rows| {
-            let ways = self.ways_of(models, ways);
             let parts = models.iter().zip(&cores).zip(ways);
             let ranks = parts.enumerate().map(|(rank, ((model, cores), way))| {
                 let partitions = cores.iter().map(|pair| lane(pair).clone()).collect();
@@ -91,15 +98,28 @@ impl CpuSpec {
                 let features = self.features_of(rank, model, pages.as_ref());
                 let spec =
                     CpuLaneSpec { partitions, isa, blocks, block_size, max_rows, max_logit_rows, features };
-                opened(name, model.clone(), spec, way)
+                opened(name, model.clone(), spec, way.map(|way| change(rank, way)))
             });
             ranks.collect()
         };
-        let draft =
-            lanes("draft", drafts, |pair| &pair.draft, engine.draft.needs().blocks, limits.draft_logit_rows);
-        let verify =
-            lanes("verify", targets, |pair| &pair.verify, engine.target_blocks, limits.verify_logit_rows);
-        lanes_of(draft, self.copies().is_some(), verify)
+        let work = SessionWork::Serve {
+            partitions: self.partitions.len(),
+            blocks: engine.target_blocks,
+            block_size: engine.block_size,
+            max_rows: limits.rows,
+            max_logit_rows: limits.verify_logit_rows,
+        };
+        let (ways, links) = self.ways_of_target(&work)?;
+        let (blocks, logit_rows) = (engine.target_blocks, limits.verify_logit_rows);
+        let verify = lanes("verify", targets, ways, |pair| &pair.verify, blocks, logit_rows);
+        let (ways, blocks) = (self.ways_of_draft(), engine.draft.needs().blocks);
+        let draft = lanes("draft", drafts, ways, |pair| &pair.draft, blocks, limits.draft_logit_rows);
+        let mut build = lanes_of(draft, self.copies().is_some(), verify);
+        for link in links {
+            build.on_loss.push(link.on_loss());
+            build.others.push(RankBuild { draft: None, verify: Some(link.lane()) });
+        }
+        Ok(build)
     }
 
     /// Ranks that each have the draft whole, and a part of the draft lane's cores.
@@ -108,14 +128,29 @@ impl CpuSpec {
         copies(&draft)
     }
 
-    /// Each rank's way to those that have the other shards.
-    fn ways_of(
+    /// The ways of the target's ranks here, in a session with the other nodes if there are any.
+    fn ways_of_target(
         &self,
-        models: &[Arc<Model>],
-        ways: &dyn Fn(usize, Duration) -> Vec<Option<Arc<dyn Collective>>>,
-    ) -> Vec<Option<Arc<dyn Collective>>> {
-        let whole = models.iter().all(|model| model.shard() == Shard::WHOLE);
-        if whole { vec![None; models.len()] } else { ways(models.len(), self.rank_deadline) }
+        work: &SessionWork,
+    ) -> Result<(Vec<Option<GroupWays>>, Vec<Link>), ServiceError> {
+        let Some(nodes) = &self.nodes else { return Ok((self.ways_here(&self.target), Vec::new())) };
+        let Session { ways, links } = nodes.begin(work)?;
+        Ok((ways.into_iter().map(Some).collect(), links))
+    }
+
+    /// Those of the draft's, which are all here.
+    fn ways_of_draft(&self) -> Vec<Option<GroupWays>> {
+        self.ways_here(&self.draft)
+    }
+
+    /// Each rank's ways to those that have the other shards, if there are any.
+    fn ways_here(&self, models: &[Arc<Model>]) -> Vec<Option<GroupWays>> {
+        match models.first().map(|model| model.shard()) {
+            Some(Shard { ranks, stages, .. }) if ranks > 1 => {
+                ways_in_process(ranks, stages, self.rank_deadline).into_iter().map(Some).collect()
+            }
+            _ => vec![None; models.len()],
+        }
     }
 
     /// Pages for what a head reads of tokens in so many blocks of its target, if the draft is one.
@@ -131,13 +166,21 @@ impl CpuSpec {
         pages.filter(|_| rank == 0 || !writes).map(|pages| CpuFeatures { pages: pages.clone(), head })
     }
 
-    /// One lane on one partition, to be timed: that of each rank.
-    pub(crate) fn open_lane(&self, lane: &LanePasses) -> Vec<Open<CpuBackend>> {
+    /// One lane on one partition, to be timed: that of each rank here. Ranks on other nodes do the same as long as these are there.
+    ///
+    /// # Errors
+    /// The other nodes do not come.
+    pub(crate) fn open_lane(&self, lane: &LanePasses) -> Result<Vec<Open<CpuBackend>>, ServiceError> {
         let pair = &self.partitions[lane.place];
         let (models, cores) =
             if lane.drafts { (&self.draft, &pair.draft) } else { (&self.target, &pair.verify) };
         let (ranks, name) = (models.len(), if lane.drafts { "draft" } else { "verify" });
-        let parts = models.iter().zip(cores.split(ranks)).zip(self.ways_of(models, &ways));
+        let (ways, links) = match lane.drafts {
+            true => (self.ways_of_draft(), Vec::new()),
+            false => self.ways_of_target(&SessionWork::Measure((*lane).into()))?,
+        };
+        let links = Arc::new(links);
+        let parts = models.iter().zip(cores.split(ranks)).zip(ways);
         // Of several that are whole each has such passes.
         let parts = parts.take(if lane.drafts && self.copies().is_some() { 1 } else { ranks });
         let pages = self.features(lane.blocks(), lane.block_size);
@@ -151,9 +194,20 @@ impl CpuSpec {
                 max_logit_rows: lane.most_rows,
                 features: self.features_of(rank, model, pages.as_ref()),
             };
-            opened(name, model.clone(), spec, way)
+            let (open, links) = (opened(name, model.clone(), spec, way), links.clone());
+            Box::new(move || {
+                // The session lasts as long as this.
+                let _in_session = &links;
+                open()
+            }) as Open<CpuBackend>
         });
-        open.collect()
+        Ok(open.collect())
+    }
+
+    /// The ranks of the target's group, and those of them that are here.
+    pub(crate) fn target_ranks(&self) -> (usize, Range<usize>) {
+        let all = self.target.first().map_or(1, |model| model.shard().ranks);
+        (all, self.nodes.as_ref().map_or(0..all, Nodes::own_ranks))
     }
 }
 
@@ -162,7 +216,7 @@ fn opened(
     lane: &'static str,
     model: Arc<Model>,
     spec: CpuLaneSpec,
-    way: Option<Arc<dyn Collective>>,
+    way: Option<GroupWays>,
 ) -> Open<CpuBackend> {
     Box::new(move || {
         let mut backend = CpuBackend::new(model.clone(), &spec)?;
@@ -172,12 +226,4 @@ fn opened(
         }
         Ok(backend)
     })
-}
-
-/// Each rank's way to its group; none is needed alone.
-pub(crate) fn ways(ranks: usize, deadline: Duration) -> Vec<Option<Arc<dyn Collective>>> {
-    if ranks <= 1 {
-        return vec![None; ranks];
-    }
-    in_process(ranks, deadline).into_iter().map(|way| Some(Arc::new(way) as Arc<dyn Collective>)).collect()
 }

@@ -195,12 +195,12 @@ impl CudaSpec {
         let target: Vec<Shard> = ranks.iter().map(|rank| rank.target.shard()).collect();
         let draft: Vec<Shard> =
             ranks.iter().flat_map(|rank| &rank.draft).map(|model| model.shard()).collect();
-        whole_group("target", &target)?;
+        whole_group("target", &target, None)?;
         if copies(&draft) == Some(ranks.len()) {
             return Ok(ranks);
         }
         let drafts_later = ranks[draft.len()..].iter().any(|rank| rank.draft.is_some());
-        if drafts_later { Err(no_group("draft", &draft)) } else { whole_group("draft", &draft) }?;
+        if drafts_later { Err(no_group("draft", &draft)) } else { whole_group("draft", &draft, None) }?;
         Ok(ranks)
     }
 

@@ -12,7 +12,6 @@ use crate::error::ServiceError;
 use crate::gpu_actor::DeviceFactory;
 
 pub use cpu_spec::CpuSpec;
-pub(crate) use cpu_spec::ways;
 pub use cuda_spec::{CudaDevice, CudaSource, CudaSpec, CudaWeights, OnGpu};
 pub(crate) use open::{LanePasses, OnLane, Open, SAMPLED_ROWS};
 pub use open::{LaneSizes, ModelFacts, PassLimits};
@@ -134,7 +133,7 @@ impl DeviceSpec {
     /// Opens one lane, and does something with it.
     pub(crate) fn with_lane<W: OnLane>(&self, lane: LanePasses, work: W) -> Result<W::Found, ServiceError> {
         match self {
-            DeviceSpec::Cpu(spec) => work.on(lane, spec.open_lane(&lane)),
+            DeviceSpec::Cpu(spec) => work.on(lane, spec.open_lane(&lane)?),
             DeviceSpec::Cuda(spec) => work.on(lane, spec.open_lane(&lane)?),
         }
     }
@@ -142,7 +141,7 @@ impl DeviceSpec {
     /// Ranks of the target's group, and of the draft's; 1 where a model is whole.
     pub fn ranks(&self) -> (usize, usize) {
         let (target, draft) = match self {
-            DeviceSpec::Cpu(spec) => (spec.target.len(), spec.draft.len() / spec.copies().unwrap_or(1)),
+            DeviceSpec::Cpu(spec) => (spec.target_ranks().0, spec.draft.len() / spec.copies().unwrap_or(1)),
             DeviceSpec::Cuda(spec) => {
                 let drafts = spec.ranks.iter().filter(|rank| rank.source().draft.is_some());
                 (spec.ranks.len(), if spec.has_copies() { 1 } else { drafts.count() })
@@ -167,7 +166,7 @@ impl DeviceSpec {
         match self {
             DeviceSpec::Cpu(spec) => {
                 let (spec, engine) = (spec.clone(), engine.clone());
-                Arc::new(move || Ok(spec.build(&engine)))
+                Arc::new(move || spec.build(&engine))
             }
             DeviceSpec::Cuda(spec) => {
                 let (spec, engine) = (spec.clone(), engine.clone());

@@ -1,6 +1,7 @@
 //! What is the same of lanes on every device: what is said of them, how large their passes are, and how they are made of what a device opens.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use faser_engine::{EngineConfig, Event};
@@ -142,7 +143,7 @@ pub(super) fn lanes_of<B: LaneBackend + 'static>(
     let verify = leading(first_verify, verifying, VerifyRunner::set_cancel_source, |runner, work| {
         Event::VerifyDone(runner.run(work))
     });
-    DeviceBuild { draft: first_draft, draft_apart: false, verify, others }
+    DeviceBuild { draft: first_draft, draft_apart: false, verify, others, on_loss: Vec::new() }
 }
 
 fn drafting<B: LaneBackend>(backend: B) -> DraftRunner<B> {
@@ -214,9 +215,16 @@ pub(super) fn as_many_copies(draft: &[Shard], engine: &EngineConfig) -> Result<(
     Err(ServiceError::Contradiction(problem))
 }
 
-/// Refuses shards that are not those of a whole group, rank after rank.
-pub(super) fn whole_group(model: &str, found: &[Shard]) -> Result<(), ServiceError> {
-    if found.iter().copied().eq(Shard::all(found.len())) { Ok(()) } else { Err(no_group(model, found)) }
+/// Refuses shards that are not those of these ranks of a group, rank after rank; all of it, where none are given.
+pub(super) fn whole_group(
+    model: &str,
+    found: &[Shard],
+    ranks: Option<Range<usize>>,
+) -> Result<(), ServiceError> {
+    let of = found.first().copied().unwrap_or(Shard::WHOLE);
+    let own = ranks.unwrap_or(0..if found.is_empty() { 0 } else { of.ranks });
+    let all = Shard::all_in_stages(of.ranks, of.stages).skip(own.start).take(own.len());
+    if found.iter().copied().eq(all) { Ok(()) } else { Err(no_group(model, found)) }
 }
 
 pub(super) fn no_group(model: &str, found: &[Shard]) -> ServiceError {

@@ -128,9 +128,37 @@ pub trait LaneBackend {
         }
         assert_eq!(admit.len(), requests.len(), "one request per admission");
         for (admission, request) in admit.iter().zip(requests) {
-            let sequence = LaneSequence::new(admission, request, self.admit(admission, request));
+            let on_device = self.admit(admission, request);
+            let sequence = LaneSequence::new(admission, request, on_device, self.rank().0 == 0);
             let before = sequences.0.insert(admission.seq, sequence);
             before.into_iter().for_each(|gone| self.retire(gone.on_device));
+        }
+    }
+
+    /// The words of the first rank, on all others; theirs do not count. It waits for them.
+    fn hear_first(&mut self, words: Vec<u32>) -> Vec<u32> {
+        let count = self.gather(&[words.len() as u32])[0] as usize;
+        let mut own = words;
+        own.resize(count, 0);
+        own.chunks(TOLD_AT_ONCE).flat_map(|some| self.gather(some).into_iter().take(some.len())).collect()
+    }
+
+    /// What the first rank knows of what grammars allow, in a plan with chunks of these sequences, becomes what all know.
+    fn tell_masks(
+        &mut self,
+        masks: &mut Masks,
+        sequences: &Sequences<Self::Sequence>,
+        mut seqs: impl Iterator<Item = SeqId>,
+    ) {
+        let (rank, ranks) = self.rank();
+        // Which requests have grammars is the same on all ranks.
+        if ranks == 1 || seqs.all(|seq| sequences.of(seq).request.constraint.is_none()) {
+            return;
+        }
+        let own = if rank == 0 { masks.tell() } else { Vec::new() };
+        let first = self.hear_first(own);
+        if rank > 0 {
+            masks.hear_of(&first);
         }
     }
 
@@ -148,6 +176,9 @@ pub trait LaneBackend {
         }
     }
 }
+
+/// Words that a group gathers at a time.
+const TOLD_AT_ONCE: usize = 4096;
 
 /// What cancels a piece of the pass under way, by its number.
 pub(crate) type Cancel<'a> = &'a mut dyn FnMut(usize);

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use faser_engine::{Admission, BlockCopy, PartitionId, TokenId};
 use faser_kernels::sampling::{self, CANDIDATES, LogprobRow, Logprobs, PartSampler};
-use faser_kernels::{Collective, CollectiveError, Isa, KvCache, Lane, SampleRow, Tensor, View, ops};
-use faser_models::{BlockSpec, Features, Model, Scratch, Shard};
+use faser_kernels::collective::GroupWays;
+use faser_kernels::{CollectiveError, Isa, KvCache, Lane, SampleRow, Tensor, View, ops};
+use faser_models::{BlockSpec, Features, Model, Scratch};
 use faser_topology::Partition;
 
 use super::backend::{Begins, Cancel, Draw, LaneBackend, PassBounds, PassOutputs, PassRows, SCORED};
@@ -128,7 +129,7 @@ impl CpuBackend {
         let chunks = if model.config().head.is_some() { spec.max_rows } else { 1 };
         let passed_on = Tensor::zeros(chunks, model.config().hidden);
         let shard = model.shard();
-        let part = (shard != Shard::WHOLE).then(|| Part {
+        let part = (shard.ranks > 1).then(|| Part {
             sampler: PartSampler::new(model.config().vocab, shard.rank, shard.ranks),
             whole: None,
         });
@@ -152,8 +153,11 @@ impl CpuBackend {
     }
 
     /// From now on this is the lane of one rank of a group, whose model is that rank's shard: all ranks are to be given the same plans.
-    pub fn join(&mut self, group: &Arc<dyn Collective>) {
-        self.lanes.iter_mut().for_each(|lane| lane.join(group.clone()));
+    pub fn join(&mut self, ways: &GroupWays) {
+        for lane in &mut self.lanes {
+            lane.join(ways.group.clone());
+            lane.join_stage(ways.stage.clone());
+        }
     }
 
     /// Pins the calling thread to the first core of the lane in use, and from now on to that of every lane that is used.
@@ -359,6 +363,19 @@ impl LaneBackend for CpuBackend {
         let mut all = vec![0.0; own.len() * group.ranks()];
         group.all_gather(&own, &mut all).unwrap_or_else(|error| lost(&error));
         all.into_iter().map(f32::to_bits).collect()
+    }
+
+    fn hear_first(&mut self, mut words: Vec<u32>) -> Vec<u32> {
+        let group = self.lane().group();
+        let tell = |words: &mut [f32]| {
+            group.broadcast(0, 0..group.ranks(), words).unwrap_or_else(|error| lost(&error));
+        };
+        let mut count = [f32::from_bits(words.len() as u32)];
+        tell(&mut count);
+        words.resize(count[0].to_bits() as usize, 0);
+        let mut floats: Vec<f32> = words.into_iter().map(f32::from_bits).collect();
+        tell(&mut floats);
+        floats.into_iter().map(f32::to_bits).collect()
     }
 
     fn copy_blocks(&mut self, copies: &[BlockCopy]) {

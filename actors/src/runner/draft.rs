@@ -84,7 +84,7 @@ impl<B: LaneBackend> DraftRunner<B> {
             let sequence = self.sequences.of(chunk.seq);
             let sampling = &sequence.request.sampling;
             let output = (chunk.start + chunk.rows.len()).saturating_sub(sequence.history.prompt_len());
-            sequence.following.is_some() || sampling.forbids() || sampling.goes_on(output)
+            sequence.request.constraint.is_some() || sampling.forbids() || sampling.goes_on(output)
         })
     }
 
@@ -277,13 +277,14 @@ impl<B: LaneBackend> DraftRunner<B> {
 
     /// Waits for what was asked. Where it is not known in time what a grammar allows, nothing more is drafted.
     fn hear(&mut self, job: &mut Drafting<'_>) {
-        self.masks.settle(&mut self.sequences, job.plan.chunks.len());
-        let ranks = self.backend.rank().1;
-        self.masks.agree(ranks, |words| self.backend.gather(words));
+        if self.backend.rank().0 == 0 {
+            self.masks.settle(&mut self.sequences, job.plan.chunks.len());
+        }
+        let seqs = job.plan.chunks.iter().map(|chunk| chunk.seq);
+        self.backend.tell_masks(&mut self.masks, &self.sequences, seqs);
         for index in 0..job.plan.chunks.len() {
             if self.masks.places(index) == Some(0) {
                 job.cease(index);
-                // In a group another rank may not know it.
                 self.masks.take_forced(index);
             }
         }

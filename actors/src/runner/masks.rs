@@ -3,6 +3,8 @@
 //! Nobody waits for a grammar that takes long. What is not known in time is late: the sequence sits out until it is, and the others go on. That
 //! a clock says who is late changes no token, only when they come. A matcher found slow works in a thread of its own kind from then on, of
 //! which there are few, and which get what the lanes leave of the cores.
+//!
+//! In a group the first rank alone asks, and tells the others what it knows: what a clock says of who is late is the same on all of them.
 
 use std::time::{Duration, Instant};
 
@@ -27,9 +29,36 @@ struct Allowed {
     /// Tokens of text that must come.
     forced: Vec<ForcedToken>,
     /// What may come after those; or in each place of a chunk's samples, as far as it is known. None: anything.
-    masks: Vec<Option<TokenMask>>,
+    masks: Vec<Option<Mask>>,
     answered: bool,
 }
+
+/// The tokens that may come.
+enum Mask {
+    /// As the grammar has it.
+    Own(TokenMask),
+    /// As the first rank told of it: a bit for each token.
+    Told(Vec<u32>),
+}
+
+impl Mask {
+    fn words(&self) -> &[u32] {
+        match self {
+            Mask::Own(mask) => mask.words(),
+            Mask::Told(words) => words,
+        }
+    }
+
+    fn failure(&self) -> Option<&str> {
+        match self {
+            Mask::Own(mask) => mask.failure(),
+            Mask::Told(_) => None,
+        }
+    }
+}
+
+/// Of a chunk without a grammar, where the others are told of all.
+const NO_GRAMMAR: u32 = u32::MAX;
 
 /// The masks of one plan, chunk by chunk.
 pub struct Masks {
@@ -90,7 +119,7 @@ impl Masks {
     ) {
         let known = following.known();
         let wanted = self.of[chunk].places.unwrap_or(0);
-        self.of[chunk].masks.extend(known.cloned().map(Some));
+        self.of[chunk].masks.extend(known.cloned().map(|mask| Some(Mask::Own(mask))));
         let first = self.of[chunk].masks.len();
         if first >= wanted {
             return;
@@ -117,7 +146,7 @@ impl Masks {
     }
 
     /// Waits for what was asked of the first so many chunks, though not long, and for slow ones not at all. Then it is known for each of those
-    /// with a grammar in how many places this rank can draw tokens.
+    /// with a grammar in how many places tokens can be drawn. The first rank of a group does this, and [tells](Masks::tell) the others.
     pub(super) fn settle(&mut self, sequences: &mut Sequences<impl OnDevice>, chunks: usize) {
         if self.of.iter().all(|allowed| allowed.places.is_none()) {
             return;
@@ -143,18 +172,38 @@ impl Masks {
         }
     }
 
-    /// In a group of so many ranks, whose words are gathered, none draws in more places than any other can.
-    pub(super) fn agree(&mut self, ranks: usize, gather: impl FnOnce(&[u32]) -> Vec<u32>) {
-        // Which chunks have grammars is the same on all ranks.
-        if ranks == 1 || self.of.iter().all(|allowed| allowed.places.is_none()) {
-            return;
-        }
-        let known = |allowed: &Allowed| allowed.places.map_or(u32::MAX, |places| places as u32);
-        let own: Vec<u32> = self.of.iter().map(known).collect();
-        for of_rank in gather(&own).chunks_exact(own.len()) {
-            for (allowed, &least) in self.of.iter_mut().zip(of_rank) {
-                allowed.places = allowed.places.map(|places| places.min(least as usize));
+    /// Of a group's first rank: what it knows, for [`Masks::hear_of`] on the others.
+    pub(super) fn tell(&self) -> Vec<u32> {
+        let mut words = Vec::new();
+        for Allowed { places, forced, masks, .. } in &self.of {
+            words.extend([places.map_or(NO_GRAMMAR, |places| places as u32), forced.len() as u32]);
+            words.extend(forced.iter().flat_map(|forced| [forced.token, u32::from(forced.certain)]));
+            words.push(masks.len() as u32);
+            for mask in masks {
+                let bits = mask.as_ref().map_or(&[][..], Mask::words);
+                words.push(bits.len() as u32);
+                words.extend(bits);
             }
+        }
+        words
+    }
+
+    /// Of any other rank: what the first one knows.
+    ///
+    /// # Panics
+    /// If that is not of so many chunks: the ranks have different plans.
+    pub(super) fn hear_of(&mut self, words: &[u32]) {
+        let mut words = words.iter().copied();
+        let mut word = || words.next().expect("the first rank knows of as many chunks") as usize;
+        for allowed in &mut self.of {
+            let places = word();
+            allowed.places = (places != NO_GRAMMAR as usize).then_some(places);
+            allowed.forced =
+                (0..word()).map(|_| ForcedToken { token: word() as u32, certain: word() > 0 }).collect();
+            allowed.masks = (0..word())
+                .map(|_| Some((0..word()).map(|_| word() as u32).collect()))
+                .map(|bits: Option<Vec<u32>>| bits.filter(|bits| !bits.is_empty()).map(Mask::Told))
+                .collect();
         }
     }
 
@@ -170,14 +219,14 @@ impl Masks {
         match answer {
             Answer::Place { ticket, seq, place, mask } => {
                 if let Some(allowed) = self.asked(ticket) {
-                    allowed.masks.push(mask);
+                    allowed.masks.push(mask.map(Mask::Own));
                 } else if let Some(mask) = mask.filter(|_| place == 0) {
                     sequences.know(seq, ticket, mask);
                 }
             }
             Answer::Forced { ticket, forced, mask } => {
                 if let Some(allowed) = self.asked(ticket) {
-                    (allowed.forced, allowed.masks) = (forced, vec![mask]);
+                    (allowed.forced, allowed.masks) = (forced, vec![mask.map(Mask::Own)]);
                 }
             }
             Answer::Home { ticket, seq, matcher, slow } => {

@@ -82,10 +82,17 @@ impl Drop for Following {
 }
 
 impl<S: OnDevice> LaneSequence<S> {
-    pub(super) fn new(admission: &Admission, request: &Arc<LaneRequest>, on_device: S) -> LaneSequence<S> {
+    /// `leads`: of the first rank of a group, or alone. No other follows grammars.
+    pub(super) fn new(
+        admission: &Admission,
+        request: &Arc<LaneRequest>,
+        on_device: S,
+        leads: bool,
+    ) -> LaneSequence<S> {
         let history = History::new(admission.prompt_len, &admission.tokens, &request.sampling);
-        let following = request.constraint.as_ref().map(|constraint| {
-            Following::new(admission.tokens[admission.prompt_len..].to_vec(), constraint.grammar().matcher())
+        let grammar = request.constraint.as_ref().filter(|_| leads).and_then(|constraint| constraint.grammar());
+        let following = grammar.map(|grammar| {
+            Following::new(admission.tokens[admission.prompt_len..].to_vec(), grammar.matcher())
         });
         LaneSequence { history, request: request.clone(), on_device, following }
     }

@@ -90,6 +90,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
 
     /// All chunks, in as many passes as it takes: one, unless more rows have logits than a pass keeps.
     fn carry_out(&mut self, plan: &VerifyPlan, margins: &mut [f32]) {
+        let seqs = || plan.chunks.iter().map(|chunk| chunk.seq);
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let (tokens, anchored) = (plan.rows(chunk), committed(chunk));
             let sequence = self.sequences.of_mut(chunk.seq);
@@ -98,8 +99,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
                 self.masks.expect(index, following.places(&tokens[anchored..], chunk.unchecked));
             }
         }
-        let ranks = self.backend.rank().1;
-        self.masks.agree(ranks, |words| self.backend.gather(words));
+        self.backend.tell_masks(&mut self.masks, &self.sequences, seqs());
         for (index, chunk) in plan.chunks.iter().enumerate() {
             let (tokens, anchored) = (plan.rows(chunk), committed(chunk));
             if let Some(places) = self.masks.places(index) {
@@ -190,9 +190,11 @@ impl<B: LaneBackend> VerifyRunner<B> {
         let draws =
             rows.pieces.iter().filter(|piece| piece.drawn_from < piece.rows).map(|piece| piece.chunk + 1);
         let settled = if last { plan.chunks.len() } else { draws.max().unwrap_or(0) };
-        self.masks.settle(&mut self.sequences, settled);
-        let ranks = self.backend.rank().1;
-        self.masks.agree(ranks, |words| self.backend.gather(words));
+        if self.backend.rank().0 == 0 {
+            self.masks.settle(&mut self.sequences, settled);
+        }
+        let seqs = plan.chunks.iter().map(|chunk| chunk.seq);
+        self.backend.tell_masks(&mut self.masks, &self.sequences, seqs);
         if !drawn {
             return;
         }

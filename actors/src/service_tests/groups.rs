@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use faser_models::{Shard, WeightSource};
 
-use crate::drill::Disturbed;
+use crate::drill::disturbed as disturbed_ways;
 use crate::gpu_actor::DeviceFactory;
 
 /// Eight query heads, two KV heads.
@@ -56,6 +56,7 @@ pub(super) fn split(target: usize, draft: usize) -> ServiceSpec {
         ],
         isa: Isa::detect(),
         rank_deadline: PATIENCE,
+        nodes: None,
     });
     spec
 }
@@ -118,16 +119,11 @@ fn disturbed(
     let DeviceSpec::Cpu(cpu) = spec.device.clone() else { panic!("a group is on the CPU") };
     let (engine, calls) = (spec.engine.clone(), Arc::new(AtomicUsize::new(0)));
     Arc::new(move || {
-        let ways = |ranks, deadline| {
-            let mut all = crate::device::ways(ranks, deadline);
-            if let Some(Some(way)) = all.get_mut(rank) {
-                let (calls, disturb) = (calls.clone(), disturb.clone());
-                let disturb = move || disturb(calls.fetch_add(1, Ordering::Relaxed));
-                *way = Arc::new(Disturbed { way: way.clone(), disturb });
-            }
-            all
-        };
-        Ok(cpu.build_in(&engine, &ways))
+        cpu.build_in(&engine, &|of, ways| {
+            let (calls, disturb) = (calls.clone(), disturb.clone());
+            let disturb = move || disturb(calls.fetch_add(1, Ordering::Relaxed));
+            if of == rank { disturbed_ways(&ways, disturb) } else { ways }
+        })
     })
 }
 

@@ -70,6 +70,7 @@ fn spec() -> ServiceSpec {
             partitions: vec![LanePair { draft: lane.clone(), verify: lane }],
             isa: Isa::detect(),
             rank_deadline: PATIENCE,
+            nodes: None,
         }),
         engine: EngineConfig {
             block_size: 16,

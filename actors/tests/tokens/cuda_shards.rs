@@ -16,12 +16,12 @@ use crate::runs::{Tally, run};
 /// A rank of the target over `target` GPUs, with its shard of the draft, if that goes so far; lanes on the whole GPU, and on two splits.
 fn rank(number: usize, target: usize, draft: usize) -> OnGpu {
     let gpu = Gpu::open(number, None).expect("a fake GPU opens");
-    let shard = Shard { rank: number, ranks: target };
+    let shard = Shard::of(number, target);
     let load =
         |source, shard| CudaModel::load(&gpu, &source, shard, Dtype::F32, &mut |_| {}).expect("a shard");
     let own = load(WeightSource::Synthetic(split_spec()), shard);
     let draft = (number < draft)
-        .then(|| load(WeightSource::SyntheticDraft(split_spec()), Shard { rank: number, ranks: draft }));
+        .then(|| load(WeightSource::SyntheticDraft(split_spec()), Shard::of(number, draft)));
     OnGpu { target: Arc::new(own), draft: draft.map(Arc::new), shares: shares(&gpu), others: Vec::new() }
 }
 

@@ -11,8 +11,7 @@ use faser_actors::{
     Gathering, LaneBackend, MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
 use faser_engine::{DraftPlan, VerifyPlan};
-use faser_kernels::Collective;
-use faser_kernels::collective::in_process;
+use faser_kernels::collective::{GroupWays, ways_in_process};
 use faser_kernels::cuda::{NcclRankSlot, nccl_group};
 use faser_models::Model;
 use faser_models::cuda::CudaModel;
@@ -114,13 +113,16 @@ pub(crate) fn copies<B: LaneBackend + 'static>(
 }
 
 /// A rank's shard, and its way to the group.
-type Member = (Arc<Model>, Option<Arc<dyn Collective>>);
+type Member = (Arc<Model>, Option<GroupWays>);
 
 /// Each shard with its way to the group; alone it needs none.
 fn with_ways(shards: &[Arc<Model>]) -> Vec<Member> {
-    let ways: Vec<Option<Arc<dyn Collective>>> = match shards.len() {
+    let ways: Vec<Option<GroupWays>> = match shards.len() {
         1 => vec![None],
-        several => in_process(several, DEADLINE).into_iter().map(|way| Some(Arc::new(way) as _)).collect(),
+        several => {
+            let stages = shards[0].shard().stages;
+            ways_in_process(several, stages, DEADLINE).into_iter().map(Some).collect()
+        }
     };
     shards.iter().cloned().zip(ways).collect()
 }

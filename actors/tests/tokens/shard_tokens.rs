@@ -78,7 +78,7 @@ fn ranks_with_different_plans_say_so() {
     use faser_actors::{CpuBackend, CpuLaneSpec, MASK_PATIENCE, VerifyRunner, VerifyWork};
     use faser_engine::VerifyPlan;
     use faser_kernels::{Isa, Partition};
-    let group = faser_kernels::collective::in_process(2, Duration::from_secs(60));
+    let group = faser_kernels::collective::ways_in_process(2, 1, Duration::from_secs(60));
     let ranks = split(2, 1).target.into_iter().zip(group).zip([7, 8]);
     let threads = ranks.map(|((model, way), step)| {
         std::thread::spawn(move || {
@@ -92,7 +92,7 @@ fn ranks_with_different_plans_say_so() {
                 features: None,
             };
             let mut backend = CpuBackend::new(model, &spec).expect("a lane");
-            backend.join(&(Arc::new(way) as _));
+            backend.join(&way);
             let mut runner = VerifyRunner::new(backend, MASK_PATIENCE);
             let plan = VerifyPlan { step, ..VerifyPlan::default() };
             runner.run(VerifyWork { plan, requests: Vec::new() });

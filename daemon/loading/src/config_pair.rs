@@ -103,7 +103,7 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
         ("device.tensor_parallel", Some(&pair.target), config.device.tensor_parallel),
         ("device.draft_tensor_parallel", pair.draft.as_ref(), config.device.draft_tensor_parallel),
     ] {
-        let split = model.map_or(Ok(()), |model| Shard { rank: 0, ranks }.check(model));
+        let split = model.map_or(Ok(()), |model| Shard::of(0, ranks).check(model));
         split.map_err(|source| LoadError::Ranks { key, ranks, source: Box::new(source) })?;
     }
     for (which, model) in [("target", Some(&pair.target)), ("draft", pair.draft.as_ref())] {

@@ -193,7 +193,7 @@ fn on_cpu(config: &Config, host: CpuDevice, pair: OnCpu, bounds: &EngineConfig) 
     let pools = placements[0].pools;
     let on = |Placement { partitions, .. }| {
         let (target, draft) = (target.clone(), draft.clone());
-        DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, rank_deadline })
+        DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, rank_deadline, nodes: None })
     };
     let mut devices: Vec<DeviceSpec> = placements.into_iter().map(on).collect();
     Ok(Placed {
@@ -227,16 +227,16 @@ fn on_gpus(
     let apart = draft.as_ref().filter(|_| config.device.draft_placement == DraftPlace::Own);
     // The whole draft on each rank, or a shard of it on the first.
     let draft_shard = |rank: usize| match config.device.draft_copies() {
-        1 => (rank < draft_ranks && apart.is_none()).then_some(Shard { rank, ranks: draft_ranks }),
+        1 => (rank < draft_ranks && apart.is_none()).then_some(Shard::of(rank, draft_ranks)),
         _ => Some(Shard::WHOLE),
     };
     let of_rank = |rank: usize| -> Result<(ModelFacts, Option<ModelFacts>), LoadError> {
         let draft = draft.as_ref().zip(draft_shard(rank));
         let draft = draft.map(|(draft, shard)| facts(draft, shard, weights.draft_dtype)).transpose()?;
-        Ok((facts(&target, Shard { rank, ranks }, weights.dtype)?, draft))
+        Ok((facts(&target, Shard::of(rank, ranks), weights.dtype)?, draft))
     };
     let footprint = |model: &ModelFacts, ranks: usize, sizes: CudaSizes| {
-        let shard = Shard { rank: 0, ranks };
+        let shard = Shard::of(0, ranks);
         ModelFootprint {
             weight_bytes: model.weight_bytes,
             kv_bytes_per_token: shard.config(&model.config).kv_bytes_per_token(model.dtype),
@@ -276,7 +276,7 @@ fn on_gpus(
             kernel_cache: kernel_cache.clone(),
             target,
             draft,
-            weights: weights.on_gpu(Shard { rank, ranks }, draft_shard),
+            weights: weights.on_gpu(Shard::of(rank, ranks), draft_shard),
         }))
     };
     let nccl =

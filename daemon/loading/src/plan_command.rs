@@ -361,7 +361,7 @@ impl<'a> Planned<'a> {
         }
         let dtype = [Dtype::F32, Dtype::Int8, Dtype::Int4].into_iter().find(|held| held.to_string() == dtype);
         let bytes =
-            self.computed(Shard { rank: share.rank, ranks: share.ranks }, dtype.unwrap_or(Dtype::Bf16));
+            self.computed(Shard::of(share.rank, share.ranks), dtype.unwrap_or(Dtype::Bf16));
         self.known.borrow_mut().insert(key, bytes);
         bytes
     }

@@ -123,6 +123,7 @@ impl Pair {
             partitions,
             isa: Isa::auto()?,
             rank_deadline: RANK_DEADLINE,
+            nodes: None,
         }))
     }
 

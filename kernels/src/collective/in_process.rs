@@ -6,8 +6,9 @@
 //! Two places are enough: a rank begins call n when its call n - 1 has returned, so all had begun that one, so all had read the places of
 //! call n - 2. Each rank adds up for itself, from rank 0 on, so all get the same bits.
 
-use super::{Collective, CollectiveError};
+use super::{Collective, CollectiveError, HostCollective};
 use std::fmt;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -52,6 +53,7 @@ enum Call {
     #[default]
     AllReduceSum,
     AllGather,
+    Broadcast,
 }
 
 /// A group of `ranks` threads, one way each. A rank that the others have waited for longer than `deadline` is taken for lost.
@@ -102,17 +104,30 @@ impl InProcess {
         len: usize,
         mut to: impl FnMut(usize, &[f32]),
     ) -> Result<(), CollectiveError> {
-        for (rank, slot) in self.shared.slots.iter().enumerate() {
-            let brought = slot.places[place].read().unwrap_or_else(PoisonError::into_inner);
-            if (brought.call, brought.values.len()) != (call, len) {
-                let words = |call: Call, len: usize| format!("{call:?} of {len}");
-                let found = format!("calls {}", words(brought.call, brought.values.len()));
-                let error = CollectiveError::Differs { rank, found, expected: words(call, len) };
-                self.abort(&error.to_string());
-                return Err(error);
-            }
-            to(rank, &brought.values);
+        for rank in 0..self.shared.slots.len() {
+            self.show_of(rank, place, call, len, &mut |theirs| to(rank, theirs))?;
         }
+        Ok(())
+    }
+
+    fn show_of(
+        &self,
+        rank: usize,
+        place: usize,
+        call: Call,
+        len: usize,
+        to: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), CollectiveError> {
+        let slot = &self.shared.slots[rank];
+        let brought = slot.places[place].read().unwrap_or_else(PoisonError::into_inner);
+        if (brought.call, brought.values.len()) != (call, len) {
+            let words = |call: Call, len: usize| format!("{call:?} of {len}");
+            let found = format!("calls {}", words(brought.call, brought.values.len()));
+            let error = CollectiveError::Differs { rank, found, expected: words(call, len) };
+            self.abort(&error.to_string());
+            return Err(error);
+        }
+        to(&brought.values);
         Ok(())
     }
 }
@@ -147,6 +162,17 @@ impl Collective for InProcess {
 
     fn abort(&self, why: &str) {
         self.shared.abort(why);
+    }
+}
+
+impl HostCollective for InProcess {
+    fn broadcast(&self, root: usize, to: Range<usize>, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let place = self.bring(Call::Broadcast, if self.rank == root { values } else { &[] })?;
+        if self.rank == root || !to.contains(&self.rank) {
+            return Ok(());
+        }
+        let len = values.len();
+        self.show_of(root, place, Call::Broadcast, len, &mut |theirs| values.copy_from_slice(theirs))
     }
 }
 

@@ -1,16 +1,21 @@
 //! Collectives: what the ranks of a group compute together. A rank is one device with its shard of a model; a group is the ranks
 //! of one model's lane. Every lane has a group of its own, so that draft and verify never wait for each other. Ranks on the CPU are
-//! threads (`in_process.rs`); ranks on GPUs are threads too, and NCCL moves their numbers (`cuda/device/nccl.rs`).
+//! threads (`in_process.rs`), or on several nodes (`sockets.rs`); ranks on GPUs are threads, and NCCL moves their numbers
+//! (`cuda/device/nccl_group.rs`).
 //!
 //! All ranks make the same calls in the same order; a call is told from the next by its number alone, there is no barrier around it. Nothing
 //! waits for ever: a rank that keeps the others waiting past the group's deadline, or that leaves, aborts the group, and
 //! every call of every rank fails from then on. A group that was aborted is of no use any more: a new one has to be made.
 
 mod in_process;
+mod sockets;
 
 pub use faser_topology::part;
 pub use in_process::{InProcess, in_process};
+pub use sockets::{Connection, Mesh, SocketGroup, within_process};
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One rank's way to its group. `Floats` is memory of the rank's device: on the CPU calls are done when they return; on a GPU
@@ -38,6 +43,39 @@ pub trait Collective<Floats: ?Sized = [f32]>: Send + Sync {
 
     /// Ends the group: calls that wait and all later ones fail, on every rank. The first reason stays.
     fn abort(&self, why: &str);
+}
+
+/// A group on hosts, which can hand numbers from one rank to others: where a model's layers are split into stages.
+pub trait HostCollective: Collective {
+    /// The `values` of rank `root` become those of the ranks in `to`, bit by bit. All ranks of the group make the call; those that are neither
+    /// have nothing to do with `values`, which are as long on all others.
+    ///
+    /// # Errors
+    /// As [`Collective::all_reduce_sum`].
+    fn broadcast(&self, root: usize, to: Range<usize>, values: &mut [f32]) -> Result<(), CollectiveError>;
+}
+
+/// A rank's ways to the others.
+#[derive(Clone)]
+pub struct GroupWays {
+    /// To all of its group.
+    pub group: Arc<dyn HostCollective>,
+    /// To those of it that have the same layers, in their order: the same, where layers are not split.
+    pub stage: Arc<dyn HostCollective>,
+}
+
+/// The ways of ranks that are threads of this process, in so many stages of equally many ranks.
+///
+/// # Panics
+/// As [`in_process`].
+#[must_use]
+pub fn ways_in_process(ranks: usize, stages: usize, deadline: Duration) -> Vec<GroupWays> {
+    let group = |ranks| in_process(ranks, deadline).into_iter().map(|way| Arc::new(way) as Arc<_>);
+    if stages == 1 {
+        return group(ranks).map(|way: Arc<dyn HostCollective>| GroupWays { stage: way.clone(), group: way }).collect();
+    }
+    let of_stages = (0..stages).flat_map(|_| group(ranks / stages));
+    group(ranks).zip(of_stages).map(|(group, stage)| GroupWays { group, stage }).collect()
 }
 
 /// Why a collective failed: the lane it ran on has to be built anew, with all of its group.
@@ -111,6 +149,12 @@ impl Collective for Alone {
 
     /// Nobody waits.
     fn abort(&self, _: &str) {}
+}
+
+impl HostCollective for Alone {
+    fn broadcast(&self, _: usize, _: Range<usize>, _: &mut [f32]) -> Result<(), CollectiveError> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

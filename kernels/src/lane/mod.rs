@@ -7,7 +7,7 @@ mod thread_pool;
 mod times;
 mod worker_scratch;
 
-use crate::collective::{Alone, Collective, CollectiveError};
+use crate::collective::{Alone, CollectiveError, HostCollective};
 use crate::isa::Supported;
 use crate::{Isa, KernelError};
 use faser_topology::Partition;
@@ -33,7 +33,8 @@ pub struct Lane {
     scratch: RefCell<Scratch>,
     times: RefCell<OpTimes>,
     pool: ThreadPool,
-    group: Arc<dyn Collective>,
+    group: Arc<dyn HostCollective>,
+    stage: Arc<dyn HostCollective>,
 }
 
 impl Lane {
@@ -54,19 +55,31 @@ impl Lane {
             times: RefCell::default(),
             pool,
             group: Arc::new(Alone),
+            stage: Arc::new(Alone),
         })
     }
 
     /// From now on the lane is that of one rank of a group, and works on that rank's shards. Lanes of the same rank that are used in turns
     /// may share its way to the group.
-    pub fn join(&mut self, group: Arc<dyn Collective>) {
-        self.group = group;
+    pub fn join(&mut self, group: Arc<dyn HostCollective>) {
+        (self.group, self.stage) = (group.clone(), group);
+    }
+
+    /// The ranks of the group that have the same layers as this one, where layers are split too: it has joined before.
+    pub fn join_stage(&mut self, stage: Arc<dyn HostCollective>) {
+        self.stage = stage;
     }
 
     /// The group, of this lane alone unless it has joined another.
     #[must_use]
-    pub fn group(&self) -> &dyn Collective {
+    pub fn group(&self) -> &dyn HostCollective {
         &*self.group
+    }
+
+    /// Those of the group that have the same layers.
+    #[must_use]
+    pub fn stage(&self) -> &dyn HostCollective {
+        &*self.stage
     }
 
     /// Workers, the owner included.
@@ -144,7 +157,7 @@ impl Lane {
     pub(crate) fn with_group(
         &self,
         op: Op,
-        call: impl FnOnce(&dyn Collective, &mut Scratch) -> Result<(), CollectiveError>,
+        call: impl FnOnce(&dyn HostCollective, &mut Scratch) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         let begin = Instant::now();
         let outcome = call(&*self.group, &mut self.scratch.borrow_mut());

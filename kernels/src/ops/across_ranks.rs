@@ -1,11 +1,13 @@
 //! What the ranks of the lane's group compute together.
 //!
 //! all_reduce: each element of `x` becomes the sum of what the ranks have there, added up from rank 0 on.
+//! broadcast: what one rank has becomes what others have.
 //! all_gather: the columns that the ranks have of the same rows, side by side.
 
 use crate::collective::part;
 use crate::memory::{View, ViewMut};
 use crate::{CollectiveError, Lane, Op};
+use std::ops::Range;
 
 /// Sums over the ranks, in place; alone, nothing is to be done.
 ///
@@ -19,6 +21,36 @@ pub fn all_reduce(lane: &Lane, mut x: ViewMut<'_>) -> Result<(), CollectiveError
         return Ok(());
     }
     lane.with_group(Op::AllReduce, |group, _| group.all_reduce_sum(x.as_slice_mut()))
+}
+
+/// The same over the ranks that have the same layers.
+///
+/// # Errors
+/// As [`all_reduce`].
+///
+/// # Panics
+/// As [`all_reduce`].
+pub fn all_reduce_of_stage(lane: &Lane, mut x: ViewMut<'_>) -> Result<(), CollectiveError> {
+    if lane.stage().ranks() == 1 {
+        return Ok(());
+    }
+    lane.with_group(Op::AllReduce, |_, _| lane.stage().all_reduce_sum(x.as_slice_mut()))
+}
+
+/// The `x` of rank `root` becomes that of the ranks in `to`.
+///
+/// # Errors
+/// As [`all_reduce`].
+///
+/// # Panics
+/// As [`all_reduce`].
+pub fn broadcast(
+    lane: &Lane,
+    root: usize,
+    to: Range<usize>,
+    mut x: ViewMut<'_>,
+) -> Result<(), CollectiveError> {
+    lane.with_group(Op::Broadcast, |group, _| group.broadcast(root, to, x.as_slice_mut()))
 }
 
 /// Columns that travel in one call: what is brought, and what all brought, is held in memory beside the tensors.

@@ -20,7 +20,7 @@ mod sum_rows;
 mod write;
 
 pub use crate::sampling::{TOP_TOKENS, candidates, confidence, logprobs, sample, top_tokens};
-pub use across_ranks::{all_gather, all_reduce};
+pub use across_ranks::{all_gather, all_reduce, all_reduce_of_stage, broadcast};
 pub use activate::{Activation, activate, soft_cap};
 pub use attention::{AttentionShape, attention};
 pub use copy_rows::{compact_rows, embed, embed_part, gather_rows};
@@ -72,6 +72,8 @@ macro_rules! each_op {
             prune () ["prune"] [pruning_cases::margins_are_the_cpus_and_end_chunks];
             all_gather (AllGather) [] [];
             all_reduce (AllReduce) [] [];
+            all_reduce_of_stage () [] [];
+            broadcast (Broadcast) [] [];
             sum_rows (SumRows) [] [];
         }
     };

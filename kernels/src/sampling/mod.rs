@@ -19,6 +19,8 @@ mod top_tokens;
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::KernelError;
 pub use confidence::confidence;
 pub use draw::{CANDIDATES, SampleRow, candidates, mask_of, sample};
@@ -33,7 +35,7 @@ pub use top_tokens::{TOP_TOKENS, top_tokens};
 const GREEDY_BELOW: f32 = 1e-5;
 
 /// How the tokens of one request are drawn.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Divides the logits; 0 (and what is below 1e-5) takes the likeliest token.
     pub temperature: f32,

@@ -34,7 +34,7 @@ impl CudaPasses {
 
     /// Rank and ranks of the lane are those of the model's shard.
     pub(super) fn assert_joined(&self) {
-        let Shard { rank, ranks } = self.model.shard();
+        let Shard { rank, ranks, .. } = self.model.shard();
         let found = (self.lane.rank(), self.lane.ranks());
         assert_eq!(found, (rank, ranks), "rank and ranks of the lane, and of the model's shard");
     }

@@ -180,12 +180,27 @@ impl<P: Packer> Loader<'_, P> {
     }
 
     fn layers(&mut self) -> Result<LayersOf<P>, ModelError> {
-        let layers = 0..self.config.layers.len();
-        let layers = layers.map(|index| {
+        let own = self.shard.layers(self.config);
+        let mut layers = Vec::with_capacity(own.len());
+        for index in 0..self.config.layers.len() {
             self.tensors.prepare(index)?;
-            self.layer(index).map(Arc::new)
-        });
-        layers.collect()
+            if own.contains(&index) {
+                layers.push(Arc::new(self.layer(index)?));
+            } else {
+                self.elsewhere(index)?;
+            }
+        }
+        Ok(layers)
+    }
+
+    /// A layer of another stage: its tensors have to be there, and are not read.
+    fn elsewhere(&mut self, index: usize) -> Result<(), ModelError> {
+        let Loader { config, shard, done, .. } = *self;
+        let (tensors, packer) = (&mut *self.tensors, &mut Counter::new(Held::Numbers));
+        let mut loader = Loader { config, shard, tensors, packer, done, progress: &mut *self.progress };
+        loader.layer(index)?;
+        self.done = loader.done;
+        Ok(())
     }
 
     /// A head, which borrows what it has not of its target.

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use faser_kernels::{BlockId, Collective, Dtype, Isa, KvCache, Lane, Partition, Rows};
+use faser_kernels::{BlockId, Dtype, HostCollective, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::{Model, ModelError, Pass, Scratch, Shard, WeightSource};
 
 const BLOCK_SIZE: usize = 16;
@@ -55,8 +55,9 @@ impl<'m> Session<'m> {
     }
 
     /// The session of one rank, whose shard the model is.
-    pub(crate) fn join(&mut self, group: Arc<dyn Collective>) {
+    pub(crate) fn join(&mut self, [group, stage]: [Arc<dyn HostCollective>; 2]) {
         self.lane.join(group);
+        self.lane.join_stage(stage);
     }
 
     /// Runs `tokens` at the positions from `start` on as one pass; the logits of every row.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_kernels::collective::in_process;
-use faser_kernels::{BlockId, Collective, Dtype, Isa, KvCache, Lane, Partition, Rows};
+use faser_kernels::{BlockId, Dtype, HostCollective, Isa, KvCache, Lane, Partition, Rows};
 use faser_models::synthetic::SyntheticSpec;
 use faser_models::{Model, Shard, WeightSource};
 
@@ -13,13 +13,24 @@ use crate::session::{Session, golden_cases, load};
 
 const TOLERANCE: f32 = 1e-4;
 
+/// A rank's way to its group, and to its stage.
+type Ways = [Arc<dyn HostCollective>; 2];
+
 /// Runs each rank of a group on a thread; what each returned, rank after rank.
-fn on_ranks<T: Send>(ranks: usize, run: impl Fn(Shard, Arc<dyn Collective>) -> T + Sync) -> Vec<T> {
+fn on_ranks<T: Send>(
+    (ranks, stages): (usize, usize),
+    run: impl Fn(Shard, Ways) -> T + Sync,
+) -> Vec<T> {
     let run = &run;
+    let ways = |ranks| in_process(ranks, Duration::from_secs(60));
     std::thread::scope(|scope| {
-        let group = Shard::all(ranks).zip(in_process(ranks, Duration::from_secs(60)));
-        let ranks: Vec<_> =
-            group.map(|(shard, group)| scope.spawn(move || run(shard, Arc::new(group)))).collect();
+        let stage = (0..stages).flat_map(|_| ways(ranks / stages));
+        let group = Shard::all_in_stages(ranks, stages).zip(ways(ranks).into_iter().zip(stage));
+        let ranks: Vec<_> = group
+            .map(|(shard, (group, stage))| {
+                scope.spawn(move || run(shard, [Arc::new(group), Arc::new(stage)]))
+            })
+            .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
@@ -32,7 +43,18 @@ fn logits(
     tokens: &[u32],
     chunk: usize,
 ) -> (Vec<Vec<f32>>, Vec<u64>) {
-    let of_ranks = on_ranks(ranks, |shard, group| {
+    logits_in_stages(load, (ranks, 1), isa, tokens, chunk)
+}
+
+/// The same of ranks in stages.
+fn logits_in_stages(
+    load: &(dyn Fn(Shard) -> Model + Sync),
+    (ranks, stages): (usize, usize),
+    isa: Isa,
+    tokens: &[u32],
+    chunk: usize,
+) -> (Vec<Vec<f32>>, Vec<u64>) {
+    let of_ranks = on_ranks((ranks, stages), |shard, group| {
         let model = load(shard);
         let mut session = Session::new(&model, isa, tokens.len(), chunk);
         session.join(group);
@@ -56,7 +78,7 @@ fn shards_agree_with_transformers() {
         let load = |shard| load(case, shard, Dtype::F32).unwrap();
         let whole = load(Shard::WHOLE);
         for ranks in [2, 4, 8] {
-            if (Shard { rank: 0, ranks }).check(whole.config()).is_err() {
+            if Shard::of(0, ranks).check(whole.config()).is_err() {
                 continue;
             }
             split += 1;
@@ -76,6 +98,31 @@ fn shards_agree_with_transformers() {
         }
     }
     assert!(split >= 20, "only {split} cases could be split");
+}
+
+/// Stages compute what the ranks of one of them would with all layers, bit by bit; and each has its own layers alone.
+#[test]
+fn layers_in_stages_give_the_same_bits_as_in_one() {
+    let mut cases = 0;
+    for case in &golden_cases() {
+        let load = |shard| load(case, shard, Dtype::F32).unwrap();
+        let whole = load(Shard::WHOLE);
+        let (tokens, layers) = (expected(case).0, whole.config().layers.len());
+        for (width, stages) in [(1, 2), (1, layers), (2, 2)] {
+            let ranks = width * stages;
+            let fits = |shard: Shard| shard.check(whole.config()).is_ok();
+            if stages < 2 || !fits(Shard { rank: 0, ranks, stages }) || !fits(Shard::of(0, width)) {
+                continue;
+            }
+            cases += 1;
+            let isa = Isa::detect();
+            let (one, _) = logits(&load, width, isa, &tokens, 5);
+            let (found, bytes) = logits_in_stages(&load, (ranks, stages), isa, &tokens, 5);
+            assert!(found == one, "{case}: {stages} stages of {width}");
+            assert!(bytes.iter().all(|own| *own < whole.weight_bytes()), "{case}: {bytes:?}");
+        }
+    }
+    assert!(cases >= 40, "only {cases} cases have stages");
 }
 
 #[test]
@@ -133,11 +180,12 @@ fn scores_between_layers_are_the_same_on_every_rank_and_those_of_one() {
     let tokens: Vec<u32> = positions.iter().map(|i| i * 17 % 131).collect();
     let table: Vec<BlockId> = vec![0];
     let scored: Vec<u32> = (0..2 * 131).map(|i| i % 131).collect();
-    let scores = |ranks| {
-        on_ranks(ranks, |shard, group| {
+    let scores_in = |ranks, stages| {
+        on_ranks((ranks, stages), |shard, [group, stage]| {
             let model = load(case, shard, Dtype::F32).unwrap();
             let mut lane = Lane::new(&Partition { cores: vec![0] }, Isa::detect()).unwrap();
             lane.join(group);
+            lane.join_stage(stage);
             let mut kv = KvCache::new(model.kv_shape(1, 16), model.kv_dtype()).unwrap();
             let mut scratch = model.scratch(12, 12);
             let rows = Rows { positions: &positions, table_of: &[0; 12], tables: &[&table] };
@@ -148,7 +196,11 @@ fn scores_between_layers_are_the_same_on_every_rank_and_those_of_one() {
             scores
         })
     };
+    let scores = |ranks| scores_in(ranks, 1);
     let expected = &scores(1)[0];
+    // Of two layers one is a stage: behind it the second has the stream.
+    assert!(scores_in(2, 2).iter().all(|scores| scores == expected), "2 stages");
+    assert!(scores_in(4, 2).iter().all(|found| *found == scores(2)[0]), "2 stages of 2 ranks");
     for ranks in [2, 4] {
         let found = scores(ranks);
         assert!(found.iter().all(|scores| *scores == found[0]), "{ranks} ranks");
@@ -161,14 +213,14 @@ fn scores_between_layers_are_the_same_on_every_rank_and_those_of_one() {
 #[test]
 #[should_panic(expected = "rank and ranks of the lane, and of the model's shard")]
 fn a_shard_does_not_run_alone() {
-    let shard = Shard { rank: 0, ranks: 2 };
+    let shard = Shard::of(0, 2);
     let model = load("llama", shard, Dtype::F32).unwrap();
     Session::new(&model, Isa::Portable, 16, 4).feed(0, &[1, 2]);
 }
 
 #[test]
 fn what_cannot_be_split_is_refused_at_load() {
-    let shard = Shard { rank: 0, ranks: 3 };
+    let shard = Shard::of(0, 3);
     let refusal = load("llama", shard, Dtype::F32).unwrap_err();
     assert!(refusal.to_string().contains("over 3 ranks: its 4 heads"), "{refusal}");
 }

@@ -84,6 +84,7 @@ fn whatever_changes_a_cost_changes_the_key() {
             partitions,
             isa,
             rank_deadline: Duration::ZERO,
+            nodes: None,
         })
     };
     let one = device(&draft, &[0], Isa::Portable);

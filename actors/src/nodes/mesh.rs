@@ -1,0 +1,118 @@
+//! The sockets between ranks of a session: of two nodes the later one connects.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use faser_kernels::collective::{Connection, GroupWays, Mesh, SocketGroup, within_process};
+
+use super::frames::{First, Way, send};
+use super::NodePlace;
+
+/// Until all ranks of a session are connected.
+const CONNECTING: Duration = Duration::from_secs(60);
+
+/// Ways that came, until their session takes them. Those of an earlier session go when a later one begins.
+#[derive(Default)]
+pub(super) struct Ways {
+    came: Mutex<HashMap<Way, TcpStream>>,
+    changed: Condvar,
+}
+
+/// Ways of others that wait here at most: more are no ranks'.
+const MOST_WAYS: usize = 4096;
+
+impl Ways {
+    /// One that has come.
+    pub(super) fn put(&self, way: Way, stream: TcpStream) {
+        let mut came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
+        if came.len() < MOST_WAYS {
+            came.insert(way, stream);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits for one, until then. `goes_on` says whether it is still wanted.
+    fn take(&self, way: Way, until: Instant, goes_on: &dyn Fn() -> bool) -> io::Result<TcpStream> {
+        let mut came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(stream) = came.remove(&way) {
+                return Ok(stream);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !goes_on() {
+                let problem = format!("rank {} has not connected to rank {}", way.from, way.to);
+                return Err(io::Error::new(io::ErrorKind::TimedOut, problem));
+            }
+            let wait = left.min(Duration::from_millis(100));
+            came = self.changed.wait_timeout(came, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn forget_before(&self, session: u64) {
+        self.came.lock().unwrap_or_else(PoisonError::into_inner).retain(|way, _| way.session >= session);
+    }
+}
+
+/// Ranks of a session, as a node sees them.
+pub(super) struct Joining<'a> {
+    pub(super) place: NodePlace,
+    /// Ranks and stages of the target.
+    pub(super) ranks: usize,
+    pub(super) stages: usize,
+    pub(super) session: u64,
+    /// Where the nodes before this one are found.
+    pub(super) before: &'a [SocketAddr],
+    pub(super) deadline: Duration,
+}
+
+impl Joining<'_> {
+    fn own(&self) -> Range<usize> {
+        self.place.ranks(self.ranks)
+    }
+
+    /// Connects the ranks of this node with all others.
+    ///
+    /// # Errors
+    /// One of them does not come, or the system refuses.
+    pub(super) fn join(&self, ways: &Ways, goes_on: &dyn Fn() -> bool) -> io::Result<Vec<Arc<Mesh>>> {
+        let (own, until) = (self.own(), Instant::now() + CONNECTING);
+        ways.forget_before(self.session);
+        let mut within = within_process(own.len())?;
+        let mut of_rank: Vec<Vec<Option<Connection>>> =
+            own.clone().map(|_| (0..self.ranks).map(|_| None).collect()).collect();
+        // All that this node has to begin come first, so that no two wait for each other.
+        for (here, connections) in own.clone().zip(&mut of_rank) {
+            for there in 0..own.start {
+                let address = self.before[there / own.len()];
+                let stream = TcpStream::connect_timeout(&address, CONNECTING)?;
+                stream.set_nodelay(true)?;
+                send(&stream, &First::Way(Way { session: self.session, from: here, to: there }))?;
+                connections[there] = Some(Connection::Tcp(stream));
+            }
+        }
+        for (place, connections) in of_rank.iter_mut().enumerate() {
+            let here = own.start + place;
+            for other in 0..own.len() {
+                connections[own.start + other] = within[place][other].take();
+            }
+            for there in own.end..self.ranks {
+                let way = Way { session: self.session, from: there, to: here };
+                connections[there] = Some(Connection::Tcp(ways.take(way, until, goes_on)?));
+            }
+        }
+        let meshes = own.zip(of_rank).map(|(rank, peers)| Mesh::new(rank, peers, self.deadline).map(Arc::new));
+        meshes.collect()
+    }
+
+    /// A rank's ways by its mesh.
+    pub(super) fn ways(&self, rank: usize, mesh: &Arc<Mesh>) -> GroupWays {
+        let width = self.ranks / self.stages;
+        let stage = rank / width;
+        let group = |members| Arc::new(SocketGroup::new(mesh, members));
+        GroupWays { group: group(0..self.ranks), stage: group(stage * width..(stage + 1) * width) }
+    }
+}

@@ -1,0 +1,123 @@
+//! One target over several nodes: processes on machines of their own, each with some ranks of the group.
+//!
+//! ```text
+//! node 0, the leader                                        nodes 1, 2, ..
+//! API, engine, draft; its own ranks of the target           their ranks of the target
+//!      |                                                         |
+//!      |<-- a connection, and what they have: Hello -------------|   rendezvous
+//!      |--- what their lanes are made for: Begin --------------->|   a session: once for each generation of the device,
+//!      |<================ a socket for each two ranks ==========>|   and for what is measured at the start
+//!      |--- every verify plan ---------------------------------->|   the lanes do the same, and sum by the sockets
+//! ```
+//! To the leader another node is a rank's lane like any other: one that sends its plans on (`leader.rs`). To the other node a session is all
+//! there is: it ends when a connection does, and then the node comes again (`follower.rs`). A node that dies, hangs or is cut off ends the group;
+//! the watchdog has the device built anew, which waits for all nodes to come. Every sequence is computed again, so no text changes.
+//!
+//! Nothing here knows who a peer is: the nodes of a group need a network of their own.
+
+mod follower;
+mod frames;
+mod leader;
+mod mesh;
+
+use std::ops::Range;
+
+use faser_models::{Model, Shard};
+use serde::{Deserialize, Serialize};
+
+pub use follower::{NodeError, NodeSpec, NodeState, follow};
+pub(crate) use frames::SessionWork;
+pub use leader::{Nodes, NodesSpec};
+pub(crate) use leader::{Link, Session};
+
+/// Which of the nodes this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodePlace {
+    /// Its number; 0 leads.
+    pub rank: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+impl NodePlace {
+    /// The ranks of a group that a node has: as many as every other.
+    pub fn ranks(self, all: usize) -> Range<usize> {
+        let each = all / self.of;
+        self.rank * each..(self.rank + 1) * each
+    }
+}
+
+/// What all nodes must have alike, so that their ranks compute one model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeFacts {
+    /// Of faser: other versions may compute otherwise.
+    version: String,
+    /// Shape of the target, and some of its numbers.
+    model: u64,
+    /// In which it is held.
+    dtype: String,
+    /// Of the kernels: others sum in another order.
+    isa: String,
+    /// Ranks and stages of the target.
+    ranks: usize,
+    stages: usize,
+}
+
+impl NodeFacts {
+    /// Those of a rank's shard, computed by kernels of this instruction set.
+    pub fn of(model: &Model, isa: faser_kernels::Isa) -> NodeFacts {
+        let Shard { ranks, stages, .. } = model.shard();
+        let mut digest = Digest::default();
+        digest.add(format!("{:?}", model.config()).as_bytes());
+        // Every rank has the last norm whole.
+        model.last_norm().iter().for_each(|weight| digest.add(&weight.to_le_bytes()));
+        NodeFacts {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            model: digest.0,
+            dtype: model.dtype().to_string(),
+            isa: isa.to_string(),
+            ranks,
+            stages,
+        }
+    }
+
+    /// What another node has that the leader has not: what is to be done about it.
+    fn differs(&self, other: &NodeFacts) -> Option<String> {
+        let differ = |what: &str, own: &dyn ToString, theirs: &dyn ToString, advice: &str| {
+            format!("it has {what} {}, the leader {}: {advice}", theirs.to_string(), own.to_string())
+        };
+        let config = "give all nodes the same config";
+        Some(if self.version != other.version {
+            differ("version", &self.version, &other.version, "install the same faser on all nodes")
+        } else if (self.ranks, self.stages) != (other.ranks, other.stages) {
+            let words = |facts: &NodeFacts| format!("{} in stages {}", facts.ranks, facts.stages);
+            differ("ranks", &words(self), &words(other), config)
+        } else if self.dtype != other.dtype {
+            differ("`model.dtype`", &self.dtype, &other.dtype, config)
+        } else if self.isa != other.isa {
+            let advice = "set `device.isa` on all nodes to one that each processor has";
+            differ("kernels for", &self.isa, &other.isa, advice)
+        } else if self.model != other.model {
+            "it has another target than the leader: give all nodes the same files".to_owned()
+        } else {
+            return None;
+        })
+    }
+}
+
+/// FNV-1a (Fowler, Noll, Vo), for telling models apart.
+struct Digest(u64);
+
+impl Default for Digest {
+    fn default() -> Digest {
+        Digest(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Digest {
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+}
