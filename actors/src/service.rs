@@ -21,6 +21,7 @@ use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
 use crate::message::{Control, Look, Message, Submit};
 use crate::meter::Meter;
+use crate::nodes::Nodes;
 use crate::recording::{LONGEST_RECORDING, RecordingError, Seen};
 use crate::requests::Requests;
 use crate::stream::{CancelSet, Canceller, TokenStream};
@@ -101,6 +102,8 @@ struct Inner {
 /// What `stop` takes down.
 struct Running {
     stop_watchdog: oneshot::Sender<()>,
+    /// Who may wait for nodes to come.
+    nodes: Option<Nodes>,
     watchdog_ended: oneshot::Receiver<()>,
     /// The dispatcher's thread, and the one LoadMonitor and watchdog share.
     arbiters: [Arbiter; 2],
@@ -125,6 +128,7 @@ impl Service {
     ) -> Result<Service, ServiceError> {
         System::try_current().ok_or(ServiceError::NoSystem)?;
         let vocab = spec.device.target().config.vocab;
+        let nodes = spec.device.nodes().cloned();
         let (max_context, block_size) = (spec.engine.max_context, spec.engine.block_size);
         spec.engine.validate()?;
         let arbiter = |name| Arbiter::try_new().map_err(|source| ServiceError::Thread { name, source });
@@ -182,7 +186,7 @@ impl Service {
             vocab,
             max_context,
             block_size,
-            running: Mutex::new(Some(Running { stop_watchdog, watchdog_ended, arbiters })),
+            running: Mutex::new(Some(Running { stop_watchdog, nodes, watchdog_ended, arbiters })),
         }));
         if let Err(error) = first_build.await.unwrap_or(Err(ServiceError::NoSystem)) {
             service.stop().await;
@@ -412,12 +416,13 @@ impl Service {
     /// matters. Stopping twice does nothing.
     pub async fn stop(self) {
         let running = self.0.running.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Running { stop_watchdog, watchdog_ended, arbiters }) = running else { return };
+        let Some(Running { stop_watchdog, nodes, watchdog_ended, arbiters }) = running else { return };
         self.0.draining.store(true, Ordering::SeqCst);
         // First the dispatcher, which lets go of the lanes' queues; then the watchdog, which waits for the lanes. Either
         // may have ended before.
         let _ = self.0.dispatcher.send(Message::Stop).await;
         let _ = stop_watchdog.send(());
+        nodes.iter().for_each(Nodes::stop);
         let _ = watchdog_ended.await;
         for arbiter in &arbiters {
             arbiter.stop();

@@ -178,11 +178,6 @@ impl Model {
         self.parts.of_head.as_ref()?.mask_features.as_ref().map(Vector::as_slice)
     }
 
-    /// The weights of the norm before the LM head, `[hidden]`, which every shard has whole.
-    pub fn last_norm(&self) -> &[f32] {
-        self.parts.norm.as_slice()
-    }
-
     pub(crate) fn parts(&self) -> &Parts {
         &self.parts
     }

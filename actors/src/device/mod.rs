@@ -10,6 +10,7 @@ use faser_engine::EngineConfig;
 
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceFactory;
+use crate::nodes::Nodes;
 
 pub use cpu_spec::CpuSpec;
 pub use cuda_spec::{CudaDevice, CudaSource, CudaSpec, CudaWeights, OnGpu};
@@ -135,6 +136,14 @@ impl DeviceSpec {
         match self {
             DeviceSpec::Cpu(spec) => work.on(lane, spec.open_lane(&lane)?),
             DeviceSpec::Cuda(spec) => work.on(lane, spec.open_lane(&lane)?),
+        }
+    }
+
+    /// The other nodes that have ranks of the target.
+    pub fn nodes(&self) -> Option<&Nodes> {
+        match self {
+            DeviceSpec::Cpu(spec) => spec.nodes.as_ref(),
+            DeviceSpec::Cuda(_) => None,
         }
     }
 

@@ -47,6 +47,8 @@ pub struct NodeSpec {
     pub cores: Partition,
     /// The instruction set of its kernels.
     pub isa: Isa,
+    /// What it must have alike with the leader.
+    pub facts: NodeFacts,
 }
 
 /// How a node is.
@@ -180,8 +182,7 @@ fn one_session(
     ways: &Ways,
     told: &mut dyn FnMut(NodeState),
 ) -> Result<(), Failure> {
-    let facts = NodeFacts::of(&spec.target[0], spec.isa);
-    let hello = Hello { node: spec.place.rank, of: spec.place.of, facts, listens };
+    let hello = Hello { node: spec.place.rank, of: spec.place.of, facts: spec.facts.clone(), listens };
     send(stream, &First::Hello(hello))?;
     told(NodeState::Waiting);
     let begin = match receive(stream, LARGE)? {

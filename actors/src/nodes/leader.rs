@@ -53,6 +53,7 @@ pub struct Nodes(Arc<Inner>);
 
 struct Inner {
     spec: NodesSpec,
+    address: SocketAddr,
     state: Mutex<State>,
     changed: Condvar,
     ways: Ways,
@@ -82,6 +83,7 @@ impl Nodes {
     pub fn listen(spec: NodesSpec) -> io::Result<Nodes> {
         let listener = TcpListener::bind(spec.rendezvous)?;
         let inner = Arc::new(Inner {
+            address: listener.local_addr()?,
             spec,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -92,6 +94,18 @@ impl Nodes {
         let held = Arc::downgrade(&inner);
         thread::Builder::new().name("faser-nodes".to_owned()).spawn(move || listen(&listener, &held))?;
         Ok(Nodes(inner))
+    }
+
+    /// Where the others come to.
+    pub fn address(&self) -> SocketAddr {
+        self.0.address
+    }
+
+    /// Cuts the connection to a node in its session, if it has one.
+    #[cfg(test)]
+    pub(crate) fn cut(&self, node: usize) {
+        let link = self.0.lock().working.get(&node).and_then(Weak::upgrade);
+        link.into_iter().for_each(|link| drop(link.stream.shutdown(Shutdown::Both)));
     }
 
     /// Ends what waits for other nodes, for good.
@@ -131,7 +145,7 @@ impl Nodes {
 
     /// All other nodes, by their numbers, for the next session.
     fn all_nodes(&self, until: Instant) -> Result<(u64, Vec<Waiting>), ServiceError> {
-        let (of, address) = (self.0.spec.of, self.0.spec.rendezvous);
+        let (of, address) = (self.0.spec.of, self.0.address);
         let mut told = Instant::now();
         let mut state = self.0.lock();
         loop {

@@ -20,6 +20,7 @@ mod frames;
 mod leader;
 mod mesh;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use faser_models::{Model, Shard};
@@ -52,7 +53,7 @@ impl NodePlace {
 pub struct NodeFacts {
     /// Of faser: other versions may compute otherwise.
     version: String,
-    /// Shape of the target, and some of its numbers.
+    /// Of the target's shape, and of its weights as far as they were looked at.
     model: u64,
     /// In which it is held.
     dtype: String,
@@ -64,16 +65,14 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
-    /// Those of a rank's shard, computed by kernels of this instruction set.
-    pub fn of(model: &Model, isa: faser_kernels::Isa) -> NodeFacts {
+    /// Those of a rank's shard of weights of this [digest](faser_models::WeightSource::digest), computed by kernels of this instruction set.
+    pub fn of(model: &Model, weights: u64, isa: faser_kernels::Isa) -> NodeFacts {
         let Shard { ranks, stages, .. } = model.shard();
-        let mut digest = Digest::default();
-        digest.add(format!("{:?}", model.config()).as_bytes());
-        // Every rank has the last norm whole.
-        model.last_norm().iter().for_each(|weight| digest.add(&weight.to_le_bytes()));
+        let mut hash = DefaultHasher::new();
+        (weights, format!("{:?}", model.config())).hash(&mut hash);
         NodeFacts {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            model: digest.0,
+            model: hash.finish(),
             dtype: model.dtype().to_string(),
             isa: isa.to_string(),
             ranks,
@@ -102,22 +101,5 @@ impl NodeFacts {
         } else {
             return None;
         })
-    }
-}
-
-/// FNV-1a (Fowler, Noll, Vo), for telling models apart.
-struct Digest(u64);
-
-impl Default for Digest {
-    fn default() -> Digest {
-        Digest(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Digest {
-    fn add(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
     }
 }

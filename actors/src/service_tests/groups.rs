@@ -28,15 +28,20 @@ fn shape() -> SyntheticSpec {
     }
 }
 
-/// Shards by ranks and kind, and rank: made once for all tests.
-type Made = HashMap<(usize, usize), Arc<Model>>;
+/// Shards by ranks, stages and kind, and rank: made once for all tests.
+type Made = HashMap<(usize, usize, usize), Arc<Model>>;
 
 /// A service whose target is split over `target` ranks and whose draft over `draft`.
 pub(super) fn split(target: usize, draft: usize) -> ServiceSpec {
+    split_in_stages((target, 1), draft)
+}
+
+/// The same with the target's ranks in so many stages.
+pub(super) fn split_in_stages((target, stages): (usize, usize), draft: usize) -> ServiceSpec {
     static SHARDS: OnceLock<Mutex<Made>> = OnceLock::new();
     let of = |shard: Shard, drafts: bool| {
         let mut made = SHARDS.get_or_init(Mutex::default).lock().expect("the shards");
-        let key = (2 * shard.ranks + usize::from(drafts), shard.rank);
+        let key = (2 * shard.ranks + usize::from(drafts), shard.stages, shard.rank);
         let make = || {
             let source = if drafts { WeightSource::SyntheticDraft } else { WeightSource::Synthetic };
             let model = Model::load(&source(shape()), shard, Dtype::F32, &mut |_| {});
@@ -48,7 +53,7 @@ pub(super) fn split(target: usize, draft: usize) -> ServiceSpec {
     let apart = |core| Partition { cores: vec![core] };
     let mut spec = spec();
     spec.device = DeviceSpec::Cpu(CpuSpec {
-        target: Shard::all(target).map(|shard| of(shard, false)).collect(),
+        target: Shard::all_in_stages(target, stages).map(|shard| of(shard, false)).collect(),
         draft: Shard::all(draft).map(|shard| of(shard, true)).collect(),
         partitions: vec![
             LanePair { draft: lane.clone(), verify: lane },
@@ -75,7 +80,7 @@ pub(super) fn submissions(count: u64) -> impl Iterator<Item = Submission> {
 }
 
 /// Tokens of a few requests, together, and how they ended.
-async fn tokens(service: &Service, count: u64) -> Vec<Read> {
+pub(super) async fn tokens(service: &Service, count: u64) -> Vec<Read> {
     let mut streams = Vec::new();
     for submission in submissions(count) {
         streams.push(service.submit(submission).await.expect("it is taken"));
@@ -100,9 +105,11 @@ pub(super) async fn expected() -> Vec<Read> {
 fn groups_give_the_tokens_of_one_rank() {
     in_system(async {
         let expected = expected().await;
-        for (target, draft) in [(2, 1), (4, 1), (2, 2), (1, 2), (4, 2)] {
-            let service = Service::start(split(target, draft)).await.expect("a service");
-            assert_eq!(tokens(&service, 4).await, expected, "target over {target}, draft over {draft}");
+        for (target, draft) in
+            [((2, 1), 1), ((4, 1), 1), ((2, 1), 2), ((1, 1), 2), ((4, 1), 2), ((2, 2), 1), ((4, 2), 2)]
+        {
+            let service = Service::start(split_in_stages(target, draft)).await.expect("a service");
+            assert_eq!(tokens(&service, 4).await, expected, "target over {target:?}, draft over {draft}");
             assert_whole(&service).await;
             assert!(service.view().totals.accepted_tokens > 0);
             service.stop().await;

@@ -15,24 +15,33 @@ use crate::runs::{Tally, run, run_timed};
 
 /// The pair with its target over `target` ranks and its draft over `draft`.
 fn split(target: usize, draft: usize) -> Shards {
-    let of = |source: WeightSource, ranks| {
+    split_in_stages((target, 1), draft)
+}
+
+/// The same with the target's ranks in so many stages.
+fn split_in_stages((target, stages): (usize, usize), draft: usize) -> Shards {
+    let of = |source: WeightSource, ranks, stages| {
         let load = |shard| Model::load(&source, shard, Dtype::F32, &mut |_| {}).expect("a shard");
-        Shard::all(ranks).map(load).map(Arc::new).collect()
+        Shard::all_in_stages(ranks, stages).map(load).map(Arc::new).collect()
     };
     Shards {
-        target: of(WeightSource::Synthetic(split_spec()), target),
-        draft: of(WeightSource::SyntheticDraft(split_spec()), draft),
+        target: of(WeightSource::Synthetic(split_spec()), target, stages),
+        draft: of(WeightSource::SyntheticDraft(split_spec()), draft, 1),
     }
 }
 
 fn requests_get_their_tokens(target: usize, draft: usize) {
+    requests_get_them_in_stages((target, 1), draft);
+}
+
+fn requests_get_them_in_stages(target: (usize, usize), draft: usize) {
     let pair = pair_of(&split_spec(), Dtype::F32);
-    let shards = Pair { shards: Some(split(target, draft)), ..pair.clone() };
+    let shards = Pair { shards: Some(split_in_stages(target, draft)), ..pair.clone() };
     let mut tally = Tally::default();
     for seed in 1..=40 {
         run(&pair, &shards, seed, &mut tally);
     }
-    println!("target over {target}, draft over {draft}: {tally:?}");
+    println!("target over {target:?}, draft over {draft}: {tally:?}");
     tally.assert_all_happened();
     assert!(tally.logprobs > 5, "{tally:?}");
 }
@@ -45,6 +54,17 @@ fn a_target_over_two_ranks_gives_the_tokens_of_one() {
 #[test]
 fn a_target_over_four_ranks_with_a_whole_draft_gives_the_tokens_of_one() {
     requests_get_their_tokens(4, 1);
+}
+
+#[test]
+fn a_target_in_two_stages_of_two_ranks_gives_the_tokens_of_one() {
+    requests_get_them_in_stages((4, 2), 1);
+}
+
+#[test]
+fn a_target_whose_layers_are_each_a_stage_gives_the_tokens_of_one() {
+    let layers = split_spec().layers;
+    requests_get_them_in_stages((layers, layers), 1);
 }
 
 #[test]
