@@ -4,6 +4,7 @@
 pub mod cli;
 mod keep_learned;
 mod listen;
+mod serve_node;
 pub mod manual;
 pub mod serve;
 pub mod systemd;

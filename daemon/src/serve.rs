@@ -33,6 +33,7 @@ use tokio::sync::Mutex;
 
 use crate::keep_learned::{self, KeptPairs};
 use crate::listen;
+use crate::serve_node::serve_node;
 use crate::systemd::{self, Sockets, Status, notify};
 
 /// Connections get this long to take the last bytes once every sequence has ended.
@@ -52,6 +53,9 @@ const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// # Errors
 /// The port cannot be had, or the models cannot be served.
 pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
+    if let Some(node) = config.node.clone().filter(|node| node.place.rank > 0) {
+        return serve_node(config, node).await;
+    }
     let mut sockets = Sockets::take();
     let (handed_over, for_admin) = (sockets.http()?, sockets.admin()?);
     let mut signals = Signals::take_over()?;

@@ -65,8 +65,8 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
-    /// Those of a rank's shard of weights of this [digest](faser_models::WeightSource::digest), computed by kernels of this instruction set.
-    pub fn of(model: &Model, weights: u64, isa: faser_kernels::Isa) -> NodeFacts {
+    /// Those of a rank's shard, computed by kernels of this instruction set; `weights` is by what its weights are told from others.
+    pub fn of(model: &Model, weights: &str, isa: faser_kernels::Isa) -> NodeFacts {
         let Shard { ranks, stages, .. } = model.shard();
         let mut hash = DefaultHasher::new();
         (weights, format!("{:?}", model.config())).hash(&mut hash);

@@ -46,7 +46,7 @@ fn over_nodes(nodes: usize, (ranks, stages): (usize, usize)) -> (ServiceSpec, No
     let listening = Nodes::listen(NodesSpec {
         of: nodes,
         rendezvous: SocketAddr::from(([127, 0, 0, 1], 0)),
-        facts: NodeFacts::of(&cpu.target[0], 7, cpu.isa),
+        facts: NodeFacts::of(&cpu.target[0], "a", cpu.isa),
         rank_deadline: PATIENCE,
         join_timeout: PATIENCE,
     });
@@ -58,7 +58,7 @@ fn over_nodes(nodes: usize, (ranks, stages): (usize, usize)) -> (ServiceSpec, No
         target: cpu.target[place(rank).ranks(ranks)].to_vec(),
         cores: Partition { cores: vec![0, 1] },
         isa: cpu.isa,
-        facts: NodeFacts::of(&cpu.target[0], 7, cpu.isa),
+        facts: NodeFacts::of(&cpu.target[0], "a", cpu.isa),
     };
     let followers = (1..nodes).map(follower).collect();
     cpu.target.truncate(ranks / nodes);
@@ -139,11 +139,11 @@ fn nodes_that_have_something_else_are_refused_and_say_what() {
     };
     let others = |node: &mut NodeSpec| node.facts = over_nodes(2, (4, 1)).2.remove(0).facts;
     assert!(refusal(others).contains("it has ranks 4 in stages 1, the leader 2 in stages 1"));
-    let isa = refusal(|node| node.facts = NodeFacts::of(&node.target[0], 7, Isa::Portable));
+    let isa = refusal(|node| node.facts = NodeFacts::of(&node.target[0], "a", Isa::Portable));
     assert!(isa.contains("kernels for portable") && isa.contains("`device.isa`"), "{isa}");
     assert!(refusal(|node| node.place.of = 3).contains("make `node.of` the same"));
     assert!(refusal(|node| node.place.rank = 0).contains("a `node.rank` of its own"));
-    let other = refusal(|node| node.facts = NodeFacts::of(&node.target[0], 8, node.isa));
+    let other = refusal(|node| node.facts = NodeFacts::of(&node.target[0], "b", node.isa));
     assert!(other.contains("it has another target than the leader"), "{other}");
 }
 
@@ -152,7 +152,7 @@ fn a_node_that_does_not_come_is_named_and_strangers_are_none() {
     in_system(async {
         let (mut spec, _, _) = over_nodes(2, (4, 1));
         let DeviceSpec::Cpu(cpu) = &mut spec.device else { panic!("a CPU") };
-        let facts = NodeFacts::of(&cpu.target[0], 7, cpu.isa);
+        let facts = NodeFacts::of(&cpu.target[0], "a", cpu.isa);
         let nodes = Nodes::listen(NodesSpec {
             of: 2,
             rendezvous: SocketAddr::from(([127, 0, 0, 1], 0)),

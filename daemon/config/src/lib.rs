@@ -5,6 +5,7 @@ pub mod changes;
 pub mod device;
 mod draft_key;
 pub mod fields;
+mod node_section;
 pub mod raw;
 mod read_config;
 mod sections;
@@ -27,6 +28,7 @@ use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
 
 pub use self::admin_section::{AdminConfig, AdminSocket};
+pub use self::node_section::NodeConfig;
 pub use self::server_section::{ServerConfig, TlsConfig};
 
 /// Why a configuration cannot be used.
@@ -50,6 +52,8 @@ pub struct Config {
     pub model: ModelSection,
     /// Where it runs.
     pub device: DeviceConfig,
+    /// Which of several nodes this is, if the target is split over some.
+    pub node: Option<NodeConfig>,
     /// A machine that is planned for, in place of this one.
     pub topology: Option<Topology>,
     /// KV memory.
@@ -117,6 +121,12 @@ impl Config {
         if self.model.draft_dtype.is_some_and(|draft| draft != self.model.dtype) {
             let problem = "on GPUs a draft is held as its target: leave `model.draft_dtype` out, or set `device.kind: cpu`";
             return unfit(problem);
+        }
+        if self.node.is_some() {
+            return unfit("several nodes (`node`) have the CPU alone so far: set `device.kind: cpu`");
+        }
+        if self.device.pipeline_parallel > 1 {
+            return unfit("`device.pipeline_parallel` is for the CPU alone so far: leave it at 1");
         }
         if self.kv.block_size != 16 {
             return unfit("`kv.block_size` must be 16 on a GPU");
@@ -289,8 +299,10 @@ pub struct DeviceConfig {
     pub partitions: Option<Vec<u32>>,
     /// How much of a GPU's memory may be used, 0 to 1.
     pub gpu_memory_utilization: f64,
-    /// Ranks that the target is split over.
+    /// Ranks that each layer of the target is split over.
     pub tensor_parallel: usize,
+    /// Stages that its layers are split into, each of so many ranks.
+    pub pipeline_parallel: usize,
     /// Ranks that the draft is split over.
     pub draft_tensor_parallel: usize,
     /// Where the draft is.
@@ -306,6 +318,11 @@ pub struct DeviceConfig {
 }
 
 impl DeviceConfig {
+    /// Ranks of the target.
+    pub fn target_ranks(&self) -> usize {
+        self.tensor_parallel * self.pipeline_parallel
+    }
+
     /// GPUs of a replica: one for each rank, and the draft's own behind them, if it has one.
     pub fn gpus_each(&self) -> usize {
         self.tensor_parallel + usize::from(self.draft_placement == DraftPlace::Own)

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::admin_section::admin;
+use super::node_section::node;
 use super::raw::{ConfigSource, Document};
 use super::sections::{Sections, log, name, sections};
 use super::server_section::server;
@@ -25,7 +26,8 @@ impl Config {
     /// # Errors
     /// The first key that is unknown, of the wrong type, impossible, or at odds with another.
     pub fn from_document(document: &Document) -> Result<Config, ConfigError> {
-        read(document.root(), document.folder()).map_err(|err| document.error(&err))
+        let environment = |name: &str| std::env::var(name).ok();
+        read(document.root(), document.folder(), &environment).map_err(|err| document.error(&err))
     }
 
     /// The config in a file, or every default.
@@ -53,7 +55,11 @@ impl Config {
     }
 }
 
-fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
+fn read(
+    root: &Value,
+    folder: &Path,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<Config, FieldError> {
     let whole = root;
     let mut root = Fields::new("", root)?;
     let nothing = Value::Object(Default::default());
@@ -67,8 +73,10 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     let mut metrics = section("metrics")?;
     let vllm_names = metrics.flag("vllm_names")?.unwrap_or(true);
     metrics.finish()?;
+    let nodes = section("node")?;
     let Sections { model, device, kv, scheduler, tuning, cost_cache, suffix_bytes } =
         sections(section, folder)?;
+    let node = node(nodes, &device, environment)?;
     let topology = topology(&mut root, folder)?;
     let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
     let several = root.list("pairs")?;
@@ -78,6 +86,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         admin,
         model,
         device,
+        node,
         topology,
         kv,
         scheduler,
@@ -99,6 +108,9 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
 /// Reads the list: `root` is the whole document, and `shared` what it says without its pairs.
 fn pairs(items: &[Value], root: &Value, shared: &Config, folder: &Path) -> Result<Vec<Config>, FieldError> {
     let refuse = |path: &str, problem: &str| Err(FieldError::new(path, Fault::Value, problem));
+    if shared.node.is_some() {
+        return refuse("node", "stands beside `pairs`: over several nodes there is one pair");
+    }
     if root.get("model").is_some_and(|model| !model.is_null()) {
         return refuse(
             "model",

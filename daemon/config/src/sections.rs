@@ -209,6 +209,11 @@ fn device(mut fields: Fields<'_>, model: &ModelSection) -> Result<DeviceConfig, 
     let partitions = partitions(&mut fields)?;
     let gpu_memory_utilization = fields.number("gpu_memory_utilization", 0.05..=1.0)?.unwrap_or(0.9);
     let tensor_parallel = fields.size("tensor_parallel", 1..=MOST_RANKS)?.unwrap_or(1);
+    let pipeline_parallel = fields.size("pipeline_parallel", 1..=MOST_RANKS)?.unwrap_or(1);
+    if tensor_parallel * pipeline_parallel > MOST_RANKS {
+        let wanted = format!("at most {MOST_RANKS} ranks, times `device.tensor_parallel` ({tensor_parallel})");
+        return Err(fields.wrong_value("pipeline_parallel", &wanted, &pipeline_parallel.into()));
+    }
     let draft_tensor_parallel = fields.size("draft_tensor_parallel", 1..=MOST_RANKS)?;
     let draft_placement = fields.word("draft_placement", &["first", "replicated", "own"])?;
     if draft_placement == Some("replicated") && draft_tensor_parallel.is_some_and(|ranks| ranks > 1) {
@@ -259,6 +264,7 @@ fn device(mut fields: Fields<'_>, model: &ModelSection) -> Result<DeviceConfig, 
         partitions,
         gpu_memory_utilization,
         tensor_parallel,
+        pipeline_parallel,
         draft_tensor_parallel: draft_tensor_parallel.unwrap_or(1),
         draft_placement: match draft_placement {
             Some("replicated") => DraftPlace::Replicated,

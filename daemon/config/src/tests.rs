@@ -38,7 +38,7 @@ fn the_teaching_file_says_every_default() {
     assert_eq!(keys("model"), "aliases draft draft_dtype dtype generation_config name target tool_calls");
     assert_eq!(
         keys("device"),
-        "draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions rank_deadline_s replicas tensor_parallel threads"
+        "draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions pipeline_parallel rank_deadline_s replicas tensor_parallel threads"
     );
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
     assert_eq!(

@@ -51,6 +51,13 @@ pub(crate) struct OnHost {
     pub(crate) draft: Vec<Arc<Model>>,
 }
 
+/// The target's shards of this node, rank after rank: all of them, where there are no others.
+pub(crate) fn target_shards(config: &Config) -> Vec<Shard> {
+    let (ranks, stages) = (config.device.target_ranks(), config.device.pipeline_parallel);
+    let own = config.node.as_ref().map_or(0..ranks, |node| node.place.ranks(ranks));
+    Shard::all_in_stages(ranks, stages).skip(own.start).take(own.len()).collect()
+}
+
 /// Finds the pair that the config names.
 ///
 /// # Errors
@@ -99,12 +106,16 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
         ToolCalls::Format(format) => pair.calls = Some(format),
         ToolCalls::None => pair.calls = None,
     }
-    for (key, model, ranks) in [
-        ("device.tensor_parallel", Some(&pair.target), config.device.tensor_parallel),
-        ("device.draft_tensor_parallel", pair.draft.as_ref(), config.device.draft_tensor_parallel),
+    let Shard { ranks, stages, .. } = target_shards(config)[0];
+    let key = if stages > 1 { "device.pipeline_parallel" } else { "device.tensor_parallel" };
+    let draft = Shard::of(0, config.device.draft_tensor_parallel);
+    for (key, model, shard) in [
+        (key, Some(&pair.target), Shard { rank: 0, ranks, stages }),
+        ("device.draft_tensor_parallel", pair.draft.as_ref(), draft),
     ] {
-        let split = model.map_or(Ok(()), |model| Shard::of(0, ranks).check(model));
-        split.map_err(|source| LoadError::Ranks { key, ranks, source: Box::new(source) })?;
+        let said = if key == "device.pipeline_parallel" { stages } else { shard.ranks };
+        let split = model.map_or(Ok(()), |model| shard.check(model));
+        split.map_err(|source| LoadError::Ranks { key, ranks: said, source: Box::new(source) })?;
     }
     for (which, model) in [("target", Some(&pair.target)), ("draft", pair.draft.as_ref())] {
         let notes = model.map_or(&[][..], |model| &model.notes);
@@ -169,6 +180,8 @@ pub(crate) fn refuse_unfit_head(draft: Option<&ModelConfig>, config: &Config) ->
         "which reads them where they are: leave `device.draft_placement` out"
     } else if device.draft_tensor_parallel > 1 {
         "which is not split over ranks: `device.draft_tensor_parallel` must be 1"
+    } else if device.pipeline_parallel > 1 {
+        "which reads layers of all stages: `device.pipeline_parallel` must be 1"
     } else if device.tensor_parallel > 1 && borrows {
         "which borrows the target's embedding or LM head, and those are split: `device.tensor_parallel` must be 1"
     } else {
@@ -249,13 +262,17 @@ impl Weights {
         let name = |source: &WeightSource, what| {
             if matches!(source, WeightSource::Folder(..)) { what } else { "synthetic pair" }
         };
-        let targets = Shard::all(config.device.tensor_parallel).map(|shard| {
+        let targets = target_shards(config).into_iter().map(|shard| {
             let what = name(&self.target, "target model");
             let told = &mut |progress| watch(what, progress);
             Model::load(&self.target, shard, self.dtype, told).map(Arc::new)
         });
         let target = targets.collect::<Result<Vec<Arc<Model>>, ModelError>>()?;
-        let Some(source) = &self.draft else { return Ok(OnHost { target, draft: Vec::new() }) };
+        // It is the first node's.
+        let follows = config.node.as_ref().is_some_and(|node| node.place.rank > 0);
+        let Some(source) = self.draft.as_ref().filter(|_| !follows) else {
+            return Ok(OnHost { target, draft: Vec::new() });
+        };
         let drafts = Shard::all(config.device.draft_tensor_parallel).map(|shard| {
             let same = target.iter().find(|target| target.shard() == shard);
             let shared = source.layers_of(&self.target).zip(same);

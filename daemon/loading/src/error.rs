@@ -48,6 +48,17 @@ pub enum LoadError {
         /// Why not.
         source: Box<ModelError>,
     },
+    /// A node was to be loaded, and the config names none, or one on GPUs.
+    #[error("the config names no node of several on the CPU (`node`)")]
+    NoNode,
+    /// Nobody can listen for the other nodes.
+    #[error("cannot listen for the other nodes at `node.rendezvous` {rendezvous}: {source}. It is an address of the first node's; where that listens elsewhere, say so by `node.listen`")]
+    Rendezvous {
+        /// What the config says.
+        rendezvous: String,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// The target model cannot hold the contexts asked for.
     #[error(
         "`scheduler.max_context` is {asked}, but the target model holds {limit} tokens: lower it, or leave it out"

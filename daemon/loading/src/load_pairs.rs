@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use faser_actors::{
-    DeviceSpec, Drill, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
+    DeviceSpec, Drill, Isa, NodeFacts, NodeSpec, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
     WatchdogConfig,
 };
 use faser_config::device::{Chosen, Machine, choose};
-use faser_config::{Config, ModelSource};
+use faser_config::{Config, ModelSource, NodeConfig};
 use faser_engine::{
     DraftSource, EngineConfig, FinishReason, K_LIMIT, Learned, ProposedBlock, SpeculationBounds, TokenId,
 };
@@ -23,7 +23,7 @@ use faser_topology::{CpuDevice, KvPools};
 use tokio::sync::Semaphore;
 
 use crate::config_pair::{Pair, Watch, pair, refuse_unfit_head, shorter_draft};
-use crate::costs::{CostSource, LearnedFile, tables};
+use crate::costs::{CostSource, LearnedFile, tables, target_digest};
 use crate::error::LoadError;
 use crate::fetch::fetched;
 use crate::place_pair::{Placed, Staged, place, stage};
@@ -192,6 +192,22 @@ fn named<T>(
     let name = pair.model.name.clone().unwrap_or_default();
     let done = work(&mut |what, progress| watch(&format!("{what} of {name}"), progress));
     done.map_err(|source| LoadError::Pair { name, source: Box::new(source) })
+}
+
+/// Loads what this node, none of several's first, has of the target.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_node(config: &Config, watch: Watch<'_>) -> Result<(NodeConfig, NodeSpec), LoadError> {
+    let node = config.node.clone().ok_or(LoadError::NoNode)?;
+    let host = CpuDevice::discover()?;
+    let Begun { config, staged, .. } = begin(config, &host, watch)?;
+    let digest = target_digest(&config.model.source)?;
+    let (target, isa) = (staged.into_target()?, config.device.isa.unwrap_or_else(Isa::detect));
+    let facts = NodeFacts::of(&target[0], &digest, isa);
+    let cores = host.first(config.device.threads.unwrap_or(host.cores.len()))?;
+    let rendezvous = node.rendezvous.clone();
+    Ok((node.clone(), NodeSpec { place: node.place, rendezvous, target, cores, isa, facts }))
 }
 
 fn begin(config: &Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun, LoadError> {

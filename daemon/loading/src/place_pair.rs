@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use faser_actors::{
-    CpuSpec, CudaDevice, CudaError, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, PassLimits,
-    libraries, nccl_library,
+    CpuSpec, CudaDevice, CudaError, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, NodeFacts,
+    Nodes, NodesSpec, PassLimits, libraries, nccl_library,
 };
-use faser_config::Config;
+use faser_config::{Config, NodeConfig};
 use faser_config::device::{Chosen, Machine};
 use faser_engine::EngineConfig;
 use faser_models::cuda::{CudaFeaturePages, CudaModel, CudaSizes};
@@ -77,6 +77,17 @@ pub(crate) fn stage(
 }
 
 impl Staged {
+    /// The target's shards in the host's memory.
+    ///
+    /// # Errors
+    /// They are not to be there.
+    pub(crate) fn into_target(self) -> Result<Vec<Arc<Model>>, LoadError> {
+        match self {
+            Staged::Cpu(pair) => Ok(pair.pair.target),
+            Staged::Gpus(_) => Err(LoadError::NoNode),
+        }
+    }
+
     /// What the pair takes of the host's memory.
     pub(crate) fn need(&self, config: &Config) -> Need {
         match self {
@@ -191,9 +202,11 @@ fn on_cpu(config: &Config, host: CpuDevice, pair: OnCpu, bounds: &EngineConfig) 
     }
     let rank_deadline = config.device.rank_deadline;
     let pools = placements[0].pools;
+    let nodes = config.node.as_ref().map(|node| listen(node, config, &target[0], isa)).transpose()?;
     let on = |Placement { partitions, .. }| {
         let (target, draft) = (target.clone(), draft.clone());
-        DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, rank_deadline, nodes: None })
+        let nodes = nodes.clone();
+        DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa, rank_deadline, nodes })
     };
     let mut devices: Vec<DeviceSpec> = placements.into_iter().map(on).collect();
     Ok(Placed {
@@ -202,6 +215,22 @@ fn on_cpu(config: &Config, host: CpuDevice, pair: OnCpu, bounds: &EngineConfig) 
         machine: Machine::Cpu { device: host, isa, forced, why },
         pools,
     })
+}
+
+/// Where the other nodes come to.
+fn listen(node: &NodeConfig, config: &Config, target: &Model, isa: Isa) -> Result<Nodes, LoadError> {
+    let digest = costs::target_digest(&config.model.source)?;
+    let refused = |source| LoadError::Rendezvous { rendezvous: node.rendezvous.clone(), source };
+    let spec = NodesSpec {
+        of: node.place.of,
+        rendezvous: node.listens().map_err(refused)?,
+        facts: NodeFacts::of(target, &digest, isa),
+        rank_deadline: config.device.rank_deadline,
+        join_timeout: node.join_timeout,
+    };
+    let nodes = Nodes::listen(spec).map_err(refused)?;
+    tracing::info!(nodes = node.place.of, rendezvous = %nodes.address(), "waiting for the other nodes");
+    Ok(nodes)
 }
 
 /// On GPUs, replica after replica: each on as many as the target has ranks.

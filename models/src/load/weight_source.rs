@@ -1,9 +1,5 @@
 //! Where weights come from, and a model made of them on the CPU.
 
-use std::fs::File;
-use std::hash::{DefaultHasher, Hasher};
-use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use faser_kernels::Dtype;
@@ -11,7 +7,6 @@ use faser_kernels::Dtype;
 use super::open_files::open_files;
 use super::tensors::Tensors;
 use super::{CpuPacker, Progress, load};
-use crate::checkpoint::weight_files;
 use crate::synthetic::{Synthetic, SyntheticSpec};
 use crate::{Model, ModelConfig, ModelError, Shard};
 
@@ -48,25 +43,6 @@ impl WeightSource {
         })
     }
 
-    /// A number by which other weights are told from these: of files by their sizes and some of their bytes, which are not many.
-    ///
-    /// # Errors
-    /// A file cannot be read.
-    pub fn digest(&self) -> Result<u64, ModelError> {
-        let mut hash = DefaultHasher::new();
-        match self {
-            WeightSource::Folder(path, _) => {
-                for path in weight_files(path)? {
-                    sampled(&path, &mut hash).map_err(|error| ModelError::read(&path, error))?;
-                }
-            }
-            WeightSource::Synthetic(spec) | WeightSource::SyntheticDraft(spec) => {
-                hash.write(format!("{spec:?}").as_bytes());
-            }
-        }
-        Ok(hash.finish())
-    }
-
     /// How many of the target's layers, the first, this model is, if it is no more than that: what they have in common need be there once.
     pub fn layers_of(&self, target: &WeightSource) -> Option<usize> {
         match (self, target) {
@@ -95,24 +71,6 @@ impl WeightSource {
             }
         }
     }
-}
-
-/// Pieces of a file that are looked at, and bytes of each.
-const PIECES: u64 = 64;
-const PIECE: usize = 4096;
-
-fn sampled(path: &Path, hash: &mut impl Hasher) -> io::Result<()> {
-    let file = File::open(path)?;
-    let bytes = file.metadata()?.len();
-    hash.write_u64(bytes);
-    let mut piece = [0; PIECE];
-    for number in 0..PIECES {
-        let from = bytes.saturating_sub(PIECE as u64) / (PIECES - 1) * number;
-        let count = piece.len().min(usize::try_from(bytes - from).unwrap_or(PIECE));
-        file.read_exact_at(&mut piece[..count], from)?;
-        hash.write(&piece[..count]);
-    }
-    Ok(())
 }
 
 impl Model {

@@ -71,6 +71,9 @@ enum DeviceKey {
         /// Over how many target and draft are split.
         target_ranks: usize,
         draft_ranks: usize,
+        /// Stages of the target's layers, and its ranks here.
+        stages: usize,
+        ranks_here: usize,
         partitions: Vec<PartitionKey<Vec<usize>>>,
     },
     Gpu {
@@ -110,6 +113,8 @@ impl DeviceKey {
                     isa: spec.isa.to_string(),
                     target_ranks,
                     draft_ranks,
+                    stages: spec.target[0].shard().stages,
+                    ranks_here: spec.target.len(),
                     partitions: spec.partitions.iter().map(cores).collect(),
                 }
             }

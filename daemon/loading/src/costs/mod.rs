@@ -113,6 +113,15 @@ pub(crate) fn folder(config: &Config) -> Option<PathBuf> {
     }
 }
 
+/// By what the target's weights are told from others, on other nodes.
+///
+/// # Errors
+/// They are not there.
+pub(crate) fn target_digest(source: &ModelSource) -> Result<String, LoadError> {
+    let ([target, _], [sample, _]) = weights(source)?;
+    Ok(format!("{} {sample}", json!(target)))
+}
+
 /// The weights of target and draft, and samples of both.
 fn weights(source: &ModelSource) -> Result<([Weights; 2], [String; 2]), LoadError> {
     let (target, draft) = match source {
