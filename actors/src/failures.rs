@@ -72,6 +72,14 @@ impl Default for WatchdogConfig {
     }
 }
 
+impl WatchdogConfig {
+    /// Of a device over several nodes: it is never given up, for whichever node is missing is waited for, and comes when it can.
+    pub fn over_nodes() -> WatchdogConfig {
+        let failure_window = Duration::from_secs(5);
+        WatchdogConfig { max_failures: usize::MAX, failure_window, ..WatchdogConfig::default() }
+    }
+}
+
 /// The failures within the window. It is told the time.
 pub(crate) struct Failures {
     config: WatchdogConfig,

@@ -355,13 +355,14 @@ impl LinkState {
         }
         let tell = lost.tell.take();
         drop(lost);
+        if let Some(tell) = tell.filter(|_| !self.closing.load(Ordering::SeqCst)) {
+            tell(why.clone());
+        }
+        // Behind it: lanes that fail of this would say less of why.
         for mesh in self.meshes.get().into_iter().flatten().filter_map(Weak::upgrade) {
             mesh.abort(&why);
         }
         let _ = self.stream.shutdown(Shutdown::Both);
-        if let Some(tell) = tell.filter(|_| !self.closing.load(Ordering::SeqCst)) {
-            tell(why);
-        }
     }
 
     fn lost_why(&self) -> Option<String> {

@@ -309,8 +309,11 @@ impl Loaded {
         let target = self.device.target().config;
         let (vocab, max_context) = (target.vocab, self.engine.max_context);
         let eos: Vec<TokenId> = target.eos;
-        let spec =
-            |device| ServiceSpec { device, engine: self.engine.clone(), watchdog: WatchdogConfig::default() };
+        let spec = |device: DeviceSpec| {
+            let watchdog =
+                if device.nodes().is_some() { WatchdogConfig::over_nodes() } else { WatchdogConfig::default() };
+            ServiceSpec { device, engine: self.engine.clone(), watchdog }
+        };
         let device = self.device.clone();
         let specs = std::iter::once(self.device).chain(self.more).map(spec).collect();
         let names = faser_actors::MetricNames {
