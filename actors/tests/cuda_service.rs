@@ -54,7 +54,14 @@ fn on_cpu() -> DeviceSpec {
     let lane = Partition { cores: vec![0] };
     let partitions = vec![LanePair { draft: lane.clone(), verify: lane }];
     let (target, draft) = (vec![target], vec![draft]);
-    DeviceSpec::Cpu(CpuSpec { target, draft, partitions, isa: Isa::detect(), rank_deadline: PATIENCE, nodes: None })
+    DeviceSpec::Cpu(CpuSpec {
+        target,
+        draft,
+        partitions,
+        isa: Isa::detect(),
+        rank_deadline: PATIENCE,
+        nodes: None,
+    })
 }
 
 fn on_gpu(draft_sms: &[u32], utilization: f64) -> DeviceSpec {

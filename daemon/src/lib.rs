@@ -4,7 +4,7 @@
 pub mod cli;
 mod keep_learned;
 mod listen;
-mod serve_node;
 pub mod manual;
 pub mod serve;
+mod serve_node;
 pub mod systemd;

@@ -82,7 +82,8 @@ impl Teller {
             }
             NodeState::Coming(Some(reason)) => {
                 notify::still_starting(&format!("{name}: cannot reach {reason}"));
-                let known = last.as_ref().is_some_and(|(known, at)| *known == reason && at.elapsed() < TELL_EVERY);
+                let known =
+                    last.as_ref().is_some_and(|(known, at)| *known == reason && at.elapsed() < TELL_EVERY);
                 if !known {
                     tracing::info!(reason, "{name}: the first node cannot be reached yet");
                     *last = Some((reason, std::time::Instant::now()));

@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
 /// The demo pair, in f32: the same bits wherever a sum is split alike.
-const PAIR: &str =
-    "model: {dtype: f32}\nspeculation: {policy: 'fixed:3'}\nscheduler: {max_running: 16}\nlog: {level: info}\n";
+const PAIR: &str = "model: {dtype: f32}\nspeculation: {policy: 'fixed:3'}\nscheduler: {max_running: 16}\nlog: {level: info}\n";
 
 /// Requests of every kind that ranks have to be told of: greedy, drawn, penalised, with a grammar, with log-probabilities.
 fn bodies() -> Vec<Value> {
@@ -60,7 +59,9 @@ impl Nodes {
 
     fn yaml(&self, rank: usize, of: usize) -> String {
         let Nodes { port, split, .. } = self;
-        format!("node: {{rank: {rank}, of: {of}, rendezvous: '127.0.0.1:{port}', join_timeout_s: 60}}\n{split}")
+        format!(
+            "node: {{rank: {rank}, of: {of}, rendezvous: '127.0.0.1:{port}', join_timeout_s: 60}}\n{split}"
+        )
     }
 
     /// The first node, once all have come.
@@ -153,7 +154,8 @@ fn a_node_that_is_killed_or_frozen_at_any_moment_changes_no_text() {
         (state >> 33) % below
     };
     for round in 0..20 {
-        let (node, moment) = (1 + random(3) as usize, Duration::from_millis(random(1 + lasts.as_millis() as u64)));
+        let (node, moment) =
+            (1 + random(3) as usize, Duration::from_millis(random(1 + lasts.as_millis() as u64)));
         // One that was lost when all was done is waited for: nothing new is taken meanwhile.
         until(|| leader.client().get("/ready").status == 200);
         // One of them does not die, but says nothing any more.

@@ -79,11 +79,7 @@ pub enum NodeError {
 ///
 /// # Errors
 /// The leader refuses this node, or the system does.
-pub fn follow(
-    spec: &NodeSpec,
-    stop: &AtomicBool,
-    told: &mut dyn FnMut(NodeState),
-) -> Result<(), NodeError> {
+pub fn follow(spec: &NodeSpec, stop: &AtomicBool, told: &mut dyn FnMut(NodeState)) -> Result<(), NodeError> {
     let ways = Arc::new(Ways::default());
     // Where ranks of later nodes connect to: one place for all sessions, on the way to the leader.
     let mut listens: Option<SocketAddr> = None;
@@ -244,9 +240,15 @@ impl Lanes {
             before: &before,
             deadline: begin.rank_deadline,
         };
-        let meshes = joining.join(ways, &|| true).map_err(|error| format!("its ranks cannot connect: {error}"))?;
-        let mut lanes =
-            Lanes { meshes, orders: Vec::new(), threads: Vec::new(), failed: Arc::default(), closing: Arc::default() };
+        let meshes =
+            joining.join(ways, &|| true).map_err(|error| format!("its ranks cannot connect: {error}"))?;
+        let mut lanes = Lanes {
+            meshes,
+            orders: Vec::new(),
+            threads: Vec::new(),
+            failed: Arc::default(),
+            closing: Arc::default(),
+        };
         let (built, ready) = sync_channel::<()>(spec.target.len());
         let to_leader = Arc::new(stream.try_clone().map_err(|error| error.to_string())?);
         for (place, cores) in spec.cores.split(spec.target.len()).into_iter().enumerate() {

@@ -168,7 +168,8 @@ pub(super) fn receive<T: DeserializeOwned>(stream: &TcpStream, most: usize) -> i
     stream.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length) as usize;
     if length > most {
-        let problem = format!("a message of {length} bytes, where {most} is most: this is no node of faser's");
+        let problem =
+            format!("a message of {length} bytes, where {most} is most: this is no node of faser's");
         return Err(io::Error::new(ErrorKind::InvalidData, problem));
     }
     // As it comes: what is said to come may never.

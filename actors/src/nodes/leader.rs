@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use faser_kernels::collective::{GroupWays, Mesh};
 
 use super::frames::{
-    Begin, First, FromLeader, FromNode, Hello, LARGE, PlanFrame, SMALL, SessionWork, receive, send, watch_over,
+    Begin, First, FromLeader, FromNode, Hello, PlanFrame, SMALL, SessionWork, receive, send, watch_over,
 };
 use super::mesh::{Joining, Ways};
 use super::{NodeFacts, NodePlace};
@@ -149,8 +149,10 @@ impl Nodes {
         let mut told = Instant::now();
         let mut state = self.0.lock();
         loop {
-            let missing: Vec<String> =
-                (1..of).filter(|node| !state.waiting.contains_key(node)).map(|node| node.to_string()).collect();
+            let missing: Vec<String> = (1..of)
+                .filter(|node| !state.waiting.contains_key(node))
+                .map(|node| node.to_string())
+                .collect();
             if missing.is_empty() {
                 state.session += 1;
                 let nodes = (1..of).filter_map(|node| state.waiting.remove(&node)).collect();
@@ -236,7 +238,9 @@ impl Nodes {
         let refusal = if of != spec.of {
             Some(format!("it is one of {of} nodes, the leader one of {}: make `node.of` the same", spec.of))
         } else if node == 0 || node >= of {
-            Some(format!("there is one leader, and no node {node} of {of} beside it: give it a `node.rank` of its own"))
+            Some(format!(
+                "there is one leader, and no node {node} of {of} beside it: give it a `node.rank` of its own"
+            ))
         } else {
             spec.facts.differs(&facts)
         };
@@ -335,7 +339,7 @@ impl LinkState {
     /// Hears what the node says, until it says no more.
     fn listen(&self, ready: &Sender<()>) {
         loop {
-            match receive(&self.stream, LARGE) {
+            match receive(&self.stream, SMALL) {
                 // Nobody may wait for it any more.
                 Ok(FromNode::Ready) => drop(ready.send(())),
                 Ok(FromNode::Failed { reason }) => return self.lose(&reason),
@@ -410,7 +414,9 @@ impl Link {
     fn wait_until_ready(&self) -> Result<(), ServiceError> {
         let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(BUILDING);
         ready.map_err(|_| {
-            let late = || format!("node {} has not built its lanes within {} s", self.state.node, BUILDING.as_secs());
+            let late = || {
+                format!("node {} has not built its lanes within {} s", self.state.node, BUILDING.as_secs())
+            };
             ServiceError::Node(self.state.lost_why().unwrap_or_else(late))
         })
     }

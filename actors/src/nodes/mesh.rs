@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use faser_kernels::collective::{Connection, GroupWays, Mesh, SocketGroup, within_process};
 
-use super::frames::{First, Way, send};
 use super::NodePlace;
+use super::frames::{First, Way, send};
 
 /// Until all ranks of a session are connected.
 const CONNECTING: Duration = Duration::from_secs(60);
@@ -86,12 +86,12 @@ impl Joining<'_> {
             own.clone().map(|_| (0..self.ranks).map(|_| None).collect()).collect();
         // All that this node has to begin come first, so that no two wait for each other.
         for (here, connections) in own.clone().zip(&mut of_rank) {
-            for there in 0..own.start {
+            for (there, connection) in connections.iter_mut().enumerate().take(own.start) {
                 let address = self.before[there / own.len()];
                 let stream = TcpStream::connect_timeout(&address, CONNECTING)?;
                 stream.set_nodelay(true)?;
                 send(&stream, &First::Way(Way { session: self.session, from: here, to: there }))?;
-                connections[there] = Some(Connection::Tcp(stream));
+                *connection = Some(Connection::Tcp(stream));
             }
         }
         for (place, connections) in of_rank.iter_mut().enumerate() {
@@ -99,12 +99,13 @@ impl Joining<'_> {
             for other in 0..own.len() {
                 connections[own.start + other] = within[place][other].take();
             }
-            for there in own.end..self.ranks {
+            for (there, connection) in connections.iter_mut().enumerate().skip(own.end) {
                 let way = Way { session: self.session, from: there, to: here };
-                connections[there] = Some(Connection::Tcp(ways.take(way, until, goes_on)?));
+                *connection = Some(Connection::Tcp(ways.take(way, until, goes_on)?));
             }
         }
-        let meshes = own.zip(of_rank).map(|(rank, peers)| Mesh::new(rank, peers, self.deadline).map(Arc::new));
+        let meshes =
+            own.zip(of_rank).map(|(rank, peers)| Mesh::new(rank, peers, self.deadline).map(Arc::new));
         meshes.collect()
     }
 

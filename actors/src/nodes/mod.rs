@@ -28,8 +28,8 @@ use serde::{Deserialize, Serialize};
 
 pub use follower::{NodeError, NodeSpec, NodeState, follow};
 pub(crate) use frames::SessionWork;
-pub use leader::{Nodes, NodesSpec};
 pub(crate) use leader::{Link, Session};
+pub use leader::{Nodes, NodesSpec};
 
 /// Which of the nodes this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use faser_engine::{Admission, BlockCopy, PartitionId, TokenId};
-use faser_kernels::sampling::{self, CANDIDATES, LogprobRow, Logprobs, PartSampler};
 use faser_kernels::collective::GroupWays;
+use faser_kernels::sampling::{self, CANDIDATES, LogprobRow, Logprobs, PartSampler};
 use faser_kernels::{CollectiveError, Isa, KvCache, Lane, SampleRow, Tensor, View, ops};
 use faser_models::{BlockSpec, Features, Model, Scratch};
 use faser_topology::Partition;

@@ -90,7 +90,8 @@ impl<S: OnDevice> LaneSequence<S> {
         leads: bool,
     ) -> LaneSequence<S> {
         let history = History::new(admission.prompt_len, &admission.tokens, &request.sampling);
-        let grammar = request.constraint.as_ref().filter(|_| leads).and_then(|constraint| constraint.grammar());
+        let grammar =
+            request.constraint.as_ref().filter(|_| leads).and_then(|constraint| constraint.grammar());
         let following = grammar.map(|grammar| {
             Following::new(admission.tokens[admission.prompt_len..].to_vec(), grammar.matcher())
         });

@@ -103,7 +103,15 @@ fn a_node_that_is_cut_off_comes_again_and_streams_go_on() {
             until("the device serves", || service.ready()).await;
         }
         // A node that is lost while nobody works is noticed too.
-        let lost = || followers.states.lock().expect("states").iter().filter(|(_, state)| matches!(state, NodeState::Ended(_))).count();
+        let lost = || {
+            followers
+                .states
+                .lock()
+                .expect("states")
+                .iter()
+                .filter(|(_, state)| matches!(state, NodeState::Ended(_)))
+                .count()
+        };
         let before = lost();
         listening.cut(2);
         until("all nodes have begun anew", || lost() >= before + 3 && service.ready()).await;
@@ -170,6 +178,9 @@ fn a_node_that_does_not_come_is_named_and_strangers_are_none() {
         }
         cpu.nodes = Some(nodes.clone());
         let error = Service::start(spec).await.err().expect("nobody comes").to_string();
-        assert!(error.contains(&format!("node 1 of 2 (from 0) has not come to {}", nodes.address())), "{error}");
+        assert!(
+            error.contains(&format!("node 1 of 2 (from 0) has not come to {}", nodes.address())),
+            "{error}"
+        );
     });
 }

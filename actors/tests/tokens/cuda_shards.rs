@@ -20,8 +20,8 @@ fn rank(number: usize, target: usize, draft: usize) -> OnGpu {
     let load =
         |source, shard| CudaModel::load(&gpu, &source, shard, Dtype::F32, &mut |_| {}).expect("a shard");
     let own = load(WeightSource::Synthetic(split_spec()), shard);
-    let draft = (number < draft)
-        .then(|| load(WeightSource::SyntheticDraft(split_spec()), Shard::of(number, draft)));
+    let draft =
+        (number < draft).then(|| load(WeightSource::SyntheticDraft(split_spec()), Shard::of(number, draft)));
     OnGpu { target: Arc::new(own), draft: draft.map(Arc::new), shares: shares(&gpu), others: Vec::new() }
 }
 

@@ -26,6 +26,8 @@ pub struct NodeConfig {
     pub listen: Option<SocketAddr>,
     /// How long the first node waits for all others, each time.
     pub join_timeout: Duration,
+    /// Whether it is to work with the others; no key says so: who looks at a config alone does without.
+    pub joins: bool,
 }
 
 impl NodeConfig {
@@ -80,10 +82,15 @@ pub(super) fn node(
     let of = required(of, &fields, "of")?;
     let rendezvous = rendezvous.or(started.map(|started| started.leader));
     let Some(rendezvous) = rendezvous else {
-        return Err(fields.missing("rendezvous", "is missing: host and port of the first node, such as 10.0.0.1:29500"));
+        return Err(fields
+            .missing("rendezvous", "is missing: host and port of the first node, such as 10.0.0.1:29500"));
     };
     let rendezvous = with_port(&rendezvous).ok_or_else(|| {
-        fields.wrong_value("rendezvous", "host and port of the first node, such as 10.0.0.1:29500", &rendezvous.clone().into())
+        fields.wrong_value(
+            "rendezvous",
+            "host and port of the first node, such as 10.0.0.1:29500",
+            &rendezvous.clone().into(),
+        )
     })?;
     if rank >= of {
         let problem = format!("is {rank}, but there are {of} nodes (`node.of`): they count from 0");
@@ -108,7 +115,7 @@ pub(super) fn node(
     }
     fields.finish()?;
     let place = NodePlace { rank, of };
-    Ok((of > 1).then_some(NodeConfig { place, rendezvous, listen, join_timeout }))
+    Ok((of > 1).then_some(NodeConfig { place, rendezvous, listen, join_timeout, joins: true }))
 }
 
 /// With the usual port, if it has none; nothing if it is no host.
@@ -147,7 +154,11 @@ impl Started {
         }
         if environment("SLURM_NODEID").is_some() {
             let nodes = environment("SLURM_STEP_NODELIST").map_or_else(|| text("SLURM_JOB_NODELIST"), Ok)?;
-            let count = if environment("SLURM_STEP_NUM_NODES").is_some() { "SLURM_STEP_NUM_NODES" } else { "SLURM_JOB_NUM_NODES" };
+            let count = if environment("SLURM_STEP_NUM_NODES").is_some() {
+                "SLURM_STEP_NUM_NODES"
+            } else {
+                "SLURM_JOB_NUM_NODES"
+            };
             let (rank, of) = (number("SLURM_NODEID")?, number(count)?);
             return Ok(Started { rank, of, leader: first_host(&nodes) });
         }
@@ -180,9 +191,17 @@ mod tests {
                 pairs.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
             })
         };
-        let lws = of(&[("LWS_LEADER_ADDRESS", "faser-0.faser.ns"), ("LWS_WORKER_INDEX", "1"), ("LWS_GROUP_SIZE", "2")]);
+        let lws = of(&[
+            ("LWS_LEADER_ADDRESS", "faser-0.faser.ns"),
+            ("LWS_WORKER_INDEX", "1"),
+            ("LWS_GROUP_SIZE", "2"),
+        ]);
         assert_eq!(lws, Ok(Started { rank: 1, of: 2, leader: "faser-0.faser.ns".to_owned() }));
-        let slurm = of(&[("SLURM_NODEID", "0"), ("SLURM_JOB_NUM_NODES", "4"), ("SLURM_JOB_NODELIST", "gpu[07-09,12]")]);
+        let slurm = of(&[
+            ("SLURM_NODEID", "0"),
+            ("SLURM_JOB_NUM_NODES", "4"),
+            ("SLURM_JOB_NODELIST", "gpu[07-09,12]"),
+        ]);
         assert_eq!(slurm, Ok(Started { rank: 0, of: 4, leader: "gpu07".to_owned() }));
         assert!(of(&[]).unwrap_err().contains("neither LeaderWorkerSet"));
         let half = of(&[("LWS_LEADER_ADDRESS", "x"), ("LWS_WORKER_INDEX", "one"), ("LWS_GROUP_SIZE", "2")]);

@@ -211,7 +211,8 @@ fn device(mut fields: Fields<'_>, model: &ModelSection) -> Result<DeviceConfig, 
     let tensor_parallel = fields.size("tensor_parallel", 1..=MOST_RANKS)?.unwrap_or(1);
     let pipeline_parallel = fields.size("pipeline_parallel", 1..=MOST_RANKS)?.unwrap_or(1);
     if tensor_parallel * pipeline_parallel > MOST_RANKS {
-        let wanted = format!("at most {MOST_RANKS} ranks, times `device.tensor_parallel` ({tensor_parallel})");
+        let wanted =
+            format!("at most {MOST_RANKS} ranks, times `device.tensor_parallel` ({tensor_parallel})");
         return Err(fields.wrong_value("pipeline_parallel", &wanted, &pipeline_parallel.into()));
     }
     let draft_tensor_parallel = fields.size("draft_tensor_parallel", 1..=MOST_RANKS)?;

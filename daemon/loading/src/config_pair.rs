@@ -53,9 +53,14 @@ pub(crate) struct OnHost {
 
 /// The target's shards of this node, rank after rank: all of them, where there are no others.
 pub(crate) fn target_shards(config: &Config) -> Vec<Shard> {
-    let (ranks, stages) = (config.device.target_ranks(), config.device.pipeline_parallel);
-    let own = config.node.as_ref().map_or(0..ranks, |node| node.place.ranks(ranks));
-    Shard::all_in_stages(ranks, stages).skip(own.start).take(own.len()).collect()
+    let all = all_target_shards(config);
+    let own = config.node.as_ref().map_or(0..all.len(), |node| node.place.ranks(all.len()));
+    all[own].to_vec()
+}
+
+/// Those of all nodes.
+pub(crate) fn all_target_shards(config: &Config) -> Vec<Shard> {
+    Shard::all_in_stages(config.device.target_ranks(), config.device.pipeline_parallel).collect()
 }
 
 /// Finds the pair that the config names.

@@ -52,7 +52,9 @@ pub enum LoadError {
     #[error("the config names no node of several on the CPU (`node`)")]
     NoNode,
     /// Nobody can listen for the other nodes.
-    #[error("cannot listen for the other nodes at `node.rendezvous` {rendezvous}: {source}. It is an address of the first node's; where that listens elsewhere, say so by `node.listen`")]
+    #[error(
+        "cannot listen for the other nodes at `node.rendezvous` {rendezvous}: {source}. It is an address of the first node's; where that listens elsewhere, say so by `node.listen`"
+    )]
     Rendezvous {
         /// What the config says.
         rendezvous: String,

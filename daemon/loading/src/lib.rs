@@ -9,6 +9,7 @@ pub mod load_pairs;
 pub mod locate;
 mod place_pair;
 pub mod plan_command;
+pub mod plan_nodes;
 pub mod quality;
 mod shares;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use faser_actors::{
-    DeviceSpec, Drill, Isa, NodeFacts, NodeSpec, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
-    WatchdogConfig,
+    DeviceSpec, Drill, Isa, NodeFacts, NodeSpec, ProfileSpec, Replicas, Sampling, Service, ServiceSpec,
+    Submission, Update, WatchdogConfig,
 };
 use faser_config::device::{Chosen, Machine, choose};
 use faser_config::{Config, ModelSource, NodeConfig};
@@ -243,7 +243,9 @@ fn finish(begun: Begun, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, Loa
         draft: draft_source(drafts.as_ref(), pools.draft_blocks),
         ..bounds
     };
-    let (partitions, cost_source, learned) = if engine.tuning.policy.traits().predicts {
+    // Over nodes costs are measured with all of them.
+    let measures = config.node.as_ref().is_none_or(|node| node.joins);
+    let (partitions, cost_source, learned) = if engine.tuning.policy.traits().predicts && measures {
         let spec = ProfileSpec {
             device: &device,
             block_size: engine.block_size,
@@ -258,7 +260,9 @@ fn finish(begun: Begun, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, Loa
         (Vec::new(), None, None)
     };
     let engine = EngineConfig { partitions, learned: begin_with(learned.as_ref(), config.profile), ..engine };
-    engine.validate()?;
+    if measures {
+        engine.validate()?;
+    }
     Ok(Loaded {
         name,
         device,
@@ -310,8 +314,11 @@ impl Loaded {
         let (vocab, max_context) = (target.vocab, self.engine.max_context);
         let eos: Vec<TokenId> = target.eos;
         let spec = |device: DeviceSpec| {
-            let watchdog =
-                if device.nodes().is_some() { WatchdogConfig::over_nodes() } else { WatchdogConfig::default() };
+            let watchdog = if device.nodes().is_some() {
+                WatchdogConfig::over_nodes()
+            } else {
+                WatchdogConfig::default()
+            };
             ServiceSpec { device, engine: self.engine.clone(), watchdog }
         };
         let device = self.device.clone();

@@ -6,8 +6,8 @@ use faser_actors::{
     CpuSpec, CudaDevice, CudaError, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, NodeFacts,
     Nodes, NodesSpec, PassLimits, libraries, nccl_library,
 };
-use faser_config::{Config, NodeConfig};
 use faser_config::device::{Chosen, Machine};
+use faser_config::{Config, NodeConfig};
 use faser_engine::EngineConfig;
 use faser_models::cuda::{CudaFeaturePages, CudaModel, CudaSizes};
 use faser_models::{Features, Model, ModelConfig, Scratch, Shard, on_nodes};
@@ -202,7 +202,8 @@ fn on_cpu(config: &Config, host: CpuDevice, pair: OnCpu, bounds: &EngineConfig) 
     }
     let rank_deadline = config.device.rank_deadline;
     let pools = placements[0].pools;
-    let nodes = config.node.as_ref().map(|node| listen(node, config, &target[0], isa)).transpose()?;
+    let joins = config.node.as_ref().filter(|node| node.joins);
+    let nodes = joins.map(|node| listen(node, config, &target[0], isa)).transpose()?;
     let on = |Placement { partitions, .. }| {
         let (target, draft) = (target.clone(), draft.clone());
         let nodes = nodes.clone();

@@ -18,11 +18,12 @@ use faser_topology::{
 };
 use serde::Serialize;
 
-use crate::config_pair::{Watch, model_name, target_config};
+use crate::config_pair::{Watch, all_target_shards, model_name, target_config};
 use crate::draft_dtype::{draft_dtype, held_apart};
 use crate::error::LoadError;
 use crate::fetch::fetched;
 use crate::locate;
+use crate::plan_nodes::{NodesPlan, over_nodes};
 use crate::shares::{beside_past_outputs, of_past_outputs};
 
 #[cfg(test)]
@@ -50,6 +51,9 @@ pub struct PlanReport {
     pub notes: Vec<String>,
     /// The plan, if there is one.
     pub plan: Option<Plan>,
+    /// The same over several nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<NodesPlan>,
     /// Why there is none, if there is none.
     pub refusal: Option<Refusal>,
 }
@@ -183,15 +187,28 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     );
     let memory_bytes = beside_past_outputs(config, topology.host.memory_bytes)?;
     let left = CpuDevice { memory_bytes, ..topology.host.clone() };
-    let (plan, refusal) = match planned(&Topology { host: left, ..topology.clone() }, &request) {
-        Ok(mut plan) => {
-            let hosts = plan.devices.iter_mut().filter(|load| load.device == DeviceId::Cpu);
-            hosts.for_each(|load| load.memory_bytes = topology.host.memory_bytes);
-            (Some(plan), None)
-        }
-        Err(PlanRefusal { problem, would_fit }) => {
-            (None, Some(Refusal { problem: problem.to_string(), would_fit }))
-        }
+    let mut nodes = None;
+    let shards = all_target_shards(config);
+    if config.node.is_some() || shards[0].stages > 1 {
+        let count = config.node.as_ref().map_or(1, |node| node.place.of);
+        shards[0].check(&models.target.config)?;
+        let (target, draft) =
+            ((&target, config.model.dtype), draft.as_ref().map(|draft| (draft, draft_held)));
+        nodes = Some(over_nodes(&left, (count, &shards), target, draft, &request.kv));
+    }
+    let (plan, nodes, refusal) = match nodes {
+        Some(Ok(nodes)) => (None, Some(nodes), None),
+        Some(Err(problem)) => (None, None, Some(Refusal { problem, would_fit: Vec::new() })),
+        None => match planned(&Topology { host: left, ..topology.clone() }, &request) {
+            Ok(mut plan) => {
+                let hosts = plan.devices.iter_mut().filter(|load| load.device == DeviceId::Cpu);
+                hosts.for_each(|load| load.memory_bytes = topology.host.memory_bytes);
+                (Some(plan), None, None)
+            }
+            Err(PlanRefusal { problem, would_fit }) => {
+                (None, None, Some(Refusal { problem: problem.to_string(), would_fit }))
+            }
+        },
     };
     Ok(PlanReport {
         pair: config.model.name.clone().filter(|_| several),
@@ -203,6 +220,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
         block_size: bounds.block_size,
         notes,
         plan,
+        nodes,
         refusal,
     })
 }
@@ -353,6 +371,11 @@ impl<'a> Planned<'a> {
         }
     }
 
+    /// Its shape.
+    pub(super) fn config(&self) -> &ModelConfig {
+        &self.shape.config
+    }
+
     /// What a share of it takes.
     pub(super) fn bytes(&self, share: &Share, dtype: &str) -> ShareBytes {
         let key = (dtype.to_owned(), share.rank, share.ranks);
@@ -360,13 +383,13 @@ impl<'a> Planned<'a> {
             return *known;
         }
         let dtype = [Dtype::F32, Dtype::Int8, Dtype::Int4].into_iter().find(|held| held.to_string() == dtype);
-        let bytes =
-            self.computed(Shard::of(share.rank, share.ranks), dtype.unwrap_or(Dtype::Bf16));
+        let bytes = self.computed(Shard::of(share.rank, share.ranks), dtype.unwrap_or(Dtype::Bf16));
         self.known.borrow_mut().insert(key, bytes);
         bytes
     }
 
-    fn computed(&self, shard: Shard, dtype: Dtype) -> ShareBytes {
+    /// The same of a shard, held so.
+    pub(super) fn computed(&self, shard: Shard, dtype: Dtype) -> ShareBytes {
         let whole = &self.shape.config;
         let own = shard.config(whole);
         // The planner asks for shards that it has checked; a model that cannot be held so fits nowhere.
@@ -427,6 +450,9 @@ impl Display for PlanReport {
             write_devices(f, plan)?;
             plan.warnings.iter().try_for_each(|warning| writeln!(f, "warning  {warning}"))?;
             f.write_str("ok")?;
+        }
+        if let Some(nodes) = &self.nodes {
+            write!(f, "{nodes}ok")?;
         }
         if let Some(refusal) = &self.refusal {
             write!(f, "\nno plan  {}", refusal.problem)?;

@@ -9,7 +9,7 @@ use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use faser_actors::{DeviceSpec, LaneSizes, ModelFacts};
 use faser_config::device::Machine;
-use faser_config::{Config, ConfigError, sizes};
+use faser_config::{Config, ConfigError, NodeConfig, sizes};
 use faser_engine::cost::{PassCost, Reach};
 use faser_loading::load_pairs::{Loaded, load_all};
 use faser_models::{CallFormat, Experts, ModelConfig, Quality};
@@ -93,7 +93,10 @@ pub fn check(config: &Config) -> Result<String> {
     // Keys that cannot be read, or an address that needs some, are faults of the config as any other.
     Access::load(&config.server)?.listen(config.server.listen, &config.server)?;
     let mut display = Display::new();
-    let loaded = load_all(config, &mut |what, progress| display.show(what, progress))?;
+    let mut config = config.clone();
+    // The others are not waited for.
+    config.node.iter_mut().for_each(|node| node.joins = false);
+    let loaded = load_all(&config, &mut |what, progress| display.show(what, progress))?;
     display.finish();
     let summaries: Vec<String> = loaded.iter().map(|loaded| summary(&loaded.config, loaded)).collect();
     Ok(format!("{}ok", summaries.join("\n")))
@@ -109,6 +112,14 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
     line("model", format!("{} on {scheme}://{}", loaded.name, config.server.listen));
     if !config.model.aliases.is_empty() {
         line("aliases", config.model.aliases.join(", "));
+    }
+    if let Some(NodeConfig { place, rendezvous, .. }) = &config.node {
+        let ranks = place.ranks(config.device.target_ranks());
+        let words = format!(
+            "{} of {}, {rendezvous}; ranks {ranks:?} of the target; costs are measured where all are",
+            place.rank, place.of
+        );
+        line("node", words);
     }
     let device = &loaded.device;
     line("target", described(&device.target()));

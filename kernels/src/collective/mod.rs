@@ -72,7 +72,9 @@ pub struct GroupWays {
 pub fn ways_in_process(ranks: usize, stages: usize, deadline: Duration) -> Vec<GroupWays> {
     let group = |ranks| in_process(ranks, deadline).into_iter().map(|way| Arc::new(way) as Arc<_>);
     if stages == 1 {
-        return group(ranks).map(|way: Arc<dyn HostCollective>| GroupWays { stage: way.clone(), group: way }).collect();
+        return group(ranks)
+            .map(|way: Arc<dyn HostCollective>| GroupWays { stage: way.clone(), group: way })
+            .collect();
     }
     let of_stages = (0..stages).flat_map(|_| group(ranks / stages));
     group(ranks).zip(of_stages).map(|(group, stage)| GroupWays { group, stage }).collect()

@@ -17,10 +17,7 @@ const TOLERANCE: f32 = 1e-4;
 type Ways = [Arc<dyn HostCollective>; 2];
 
 /// Runs each rank of a group on a thread; what each returned, rank after rank.
-fn on_ranks<T: Send>(
-    (ranks, stages): (usize, usize),
-    run: impl Fn(Shard, Ways) -> T + Sync,
-) -> Vec<T> {
+fn on_ranks<T: Send>((ranks, stages): (usize, usize), run: impl Fn(Shard, Ways) -> T + Sync) -> Vec<T> {
     let run = &run;
     let ways = |ranks| in_process(ranks, Duration::from_secs(60));
     std::thread::scope(|scope| {

@@ -1,0 +1,155 @@
+//! What each of several nodes would have of a target, and of its KV, if all are like one machine.
+
+use std::fmt::{self, Formatter};
+use std::ops::Range;
+
+use faser_actors::Dtype;
+use faser_config::sizes::written;
+use faser_models::Shard;
+use faser_topology::{CpuDevice, KvRequest, ModelFootprint, ShareBytes, place};
+use serde::Serialize;
+
+use crate::plan_command::Planned;
+
+/// One of several nodes.
+#[derive(Debug, Serialize)]
+pub struct NodeShare {
+    /// Its number.
+    pub node: usize,
+    /// Its ranks of the target.
+    pub ranks: Range<usize>,
+    /// The layers that they have.
+    pub layers: Range<usize>,
+    /// Weights of its ranks.
+    pub target_weight_bytes: u64,
+    /// Of the draft, which is on the first node.
+    pub draft_weight_bytes: u64,
+    /// Activations of all lanes.
+    pub workspace_bytes: u64,
+    /// KV of its ranks, and of the draft.
+    pub kv_bytes: u64,
+    /// What the machine has.
+    pub memory_bytes: u64,
+}
+
+/// How a target goes over nodes.
+#[derive(Debug, Serialize)]
+pub struct NodesPlan {
+    /// Ranks of the target, and stages that its layers are in.
+    pub ranks: usize,
+    /// See `ranks`.
+    pub stages: usize,
+    /// Blocks of the target's KV, and tokens in them.
+    pub kv_blocks: usize,
+    /// See `kv_blocks`.
+    pub kv_tokens: usize,
+    /// One node after the other.
+    pub nodes: Vec<NodeShare>,
+}
+
+/// Plans `shards`, all of a group, for so many nodes like `host`. The first node sizes the KV, as it does where it is served.
+///
+/// # Errors
+/// What does not fit, in words.
+pub(crate) fn over_nodes(
+    host: &CpuDevice,
+    (nodes, shards): (usize, &[Shard]),
+    target: (&Planned<'_>, Dtype),
+    draft: Option<(&Planned<'_>, Dtype)>,
+    kv: &KvRequest,
+) -> Result<NodesPlan, String> {
+    let each = shards.len() / nodes;
+    let max_context = |planned: &Planned<'_>| planned.config().max_context;
+    let of_node = |node: usize| {
+        let (planned, dtype) = target;
+        let own = shards[node * each..(node + 1) * each].iter().map(|shard| planned.computed(*shard, dtype));
+        footprint(own, max_context(planned))
+    };
+    let draft = draft.map(|(planned, dtype)| {
+        footprint(std::iter::once(planned.computed(Shard::WHOLE, dtype)), max_context(planned))
+    });
+    let placed = place(host, None, &of_node(0), draft.as_ref(), kv).map_err(|error| error.to_string())?;
+    let block_tokens = kv.block_size as u64;
+    let tokens = placed.pools.target_blocks as u64 * block_tokens;
+    let draft_tokens = placed.pools.draft_blocks as u64 * block_tokens;
+    let share = |node: usize| {
+        let own = of_node(node);
+        let draft = draft.as_ref().filter(|_| node == 0);
+        let of_draft = |bytes: fn(&ModelFootprint) -> u64| draft.map_or(0, bytes);
+        NodeShare {
+            node,
+            ranks: node * each..(node + 1) * each,
+            layers: {
+                let layers = |shard: &Shard| shard.layers(target.0.config());
+                layers(&shards[node * each]).start..layers(&shards[(node + 1) * each - 1]).end
+            },
+            target_weight_bytes: own.weight_bytes,
+            draft_weight_bytes: of_draft(|draft| draft.weight_bytes),
+            workspace_bytes: own.workspace_bytes + of_draft(|draft| draft.workspace_bytes),
+            kv_bytes: tokens * own.kv_bytes_per_token
+                + draft_tokens * of_draft(|draft| draft.kv_bytes_per_token),
+            memory_bytes: host.memory_bytes,
+        }
+    };
+    let planned: Vec<NodeShare> = (0..nodes).map(share).collect();
+    if let Some(full) = planned.iter().find(|node| node.used_bytes() > node.memory_bytes) {
+        return Err(format!(
+            "node {} would need {} of {}: name less KV by `kv.memory`, or give the target more nodes",
+            full.node,
+            written(full.used_bytes()),
+            written(full.memory_bytes)
+        ));
+    }
+    let Shard { ranks, stages, .. } = shards[0];
+    let (kv_blocks, kv_tokens) = (placed.pools.target_blocks, tokens as usize);
+    Ok(NodesPlan { ranks, stages, kv_blocks, kv_tokens, nodes: planned })
+}
+
+fn footprint(shares: impl Iterator<Item = ShareBytes>, max_context: usize) -> ModelFootprint {
+    let none = ModelFootprint { weight_bytes: 0, kv_bytes_per_token: 0, max_context, workspace_bytes: 0 };
+    shares.fold(none, |sum, own| ModelFootprint {
+        weight_bytes: sum.weight_bytes + own.weight_bytes,
+        kv_bytes_per_token: sum.kv_bytes_per_token + own.kv_bytes_per_token,
+        workspace_bytes: sum.workspace_bytes + own.workspace_bytes,
+        max_context,
+    })
+}
+
+impl NodeShare {
+    fn used_bytes(&self) -> u64 {
+        self.target_weight_bytes + self.draft_weight_bytes + self.workspace_bytes + self.kv_bytes
+    }
+}
+
+impl fmt::Display for NodesPlan {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let NodesPlan { ranks, stages, kv_tokens, kv_blocks, nodes } = self;
+        writeln!(
+            f,
+            "\nnodes    {}, each like this machine; {ranks} ranks in {stages} stage(s); KV for {kv_tokens} tokens ({kv_blocks} blocks)",
+            nodes.len()
+        )?;
+        for one in nodes {
+            let NodeShare { node, ranks, layers, target_weight_bytes, workspace_bytes, kv_bytes, .. } = one;
+            let last = |range: &Range<usize>| range.end.saturating_sub(1);
+            let draft = match one.draft_weight_bytes {
+                0 => String::new(),
+                bytes => format!(", draft {}", written(bytes)),
+            };
+            writeln!(
+                f,
+                "  node {node}  ranks {}-{}, layers {}-{}: weights {}{draft}, workspaces {}, KV {}, {} left of {}",
+                ranks.start,
+                last(ranks),
+                layers.start,
+                last(layers),
+                written(*target_weight_bytes),
+                written(*workspace_bytes),
+                written(*kv_bytes),
+                written(one.memory_bytes - one.used_bytes()),
+                written(one.memory_bytes),
+            )?;
+        }
+        Ok(())
+    }
+}
