@@ -10,6 +10,7 @@ use crate::error::ServiceError;
 use crate::failures::{Fault, Faults, Part};
 use crate::lane::{Build, Follow, LaneDone, LaneEnd, LaneQueue, LaneThread, Pulse, Work};
 use crate::meter::Meter;
+use crate::nodes::Link;
 use crate::runner::{DraftWork, VerifyWork};
 
 /// `Attach` once, `Release` once, and one to spare.
@@ -35,6 +36,12 @@ pub(crate) struct DeviceBuild {
 pub(crate) type OnLoss = Arc<dyn Fn(Box<dyn FnOnce(String) + Send>) + Send + Sync>;
 
 impl DeviceBuild {
+    /// Another node's ranks take part.
+    pub(crate) fn joined_by(&mut self, link: Link) {
+        self.on_loss.push(link.on_loss());
+        self.others.push(RankBuild { draft: None, verify: Some(link.lane()) });
+    }
+
     /// The same device, without its draft.
     pub(crate) fn without_draft(mut self) -> DeviceBuild {
         self.draft = None;

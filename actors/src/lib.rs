@@ -59,7 +59,7 @@ pub use lane::LANE_BUCKETS;
 pub use latency::LATENCY_BUCKETS;
 pub use message::Look;
 pub use meter::MetricNames;
-pub use nodes::{NodeError, NodeFacts, NodePlace, NodeSpec, NodeState, Nodes, NodesSpec, follow};
+pub use nodes::{NodeError, NodeFacts, NodePlace, NodeSpec, NodeState, NodeTarget, Nodes, NodesSpec, follow};
 pub use profile::{ProfileSpec, glance, profile};
 pub use recording::{LONGEST_RECORDING, Recent, RecordingError, Seen};
 pub use replicas::{ReplicaStream, Replicas};

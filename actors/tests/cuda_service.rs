@@ -92,6 +92,7 @@ fn on_gpu_keeping(kernel_cache: Option<PathBuf>, draft_sms: &[u32], utilization:
         apart: None,
         draft_sms: draft_sms.to_vec(),
         rank_deadline: PATIENCE,
+        nodes: None,
     })
 }
 
@@ -121,7 +122,13 @@ fn over_gpus(target: usize, draft: usize, deadline: Duration) -> DeviceSpec {
         })
     };
     let ranks = (0..target).map(rank).collect();
-    DeviceSpec::Cuda(CudaSpec { ranks, apart: None, draft_sms: vec![16], rank_deadline: deadline })
+    DeviceSpec::Cuda(CudaSpec {
+        ranks,
+        apart: None,
+        draft_sms: vec![16],
+        rank_deadline: deadline,
+        nodes: None,
+    })
 }
 
 /// The target on the first GPU, the draft on the second alone.
@@ -145,7 +152,7 @@ fn on_own_gpus() -> DeviceSpec {
     let ranks = vec![gpu(0, &target, WeightSource::Synthetic)];
     let apart = gpu(1, &draft, WeightSource::SyntheticDraft);
     let draft_sms = vec![apart.source().info.sms];
-    DeviceSpec::Cuda(CudaSpec { ranks, apart: Some(apart), draft_sms, rank_deadline: PATIENCE })
+    DeviceSpec::Cuda(CudaSpec { ranks, apart: Some(apart), draft_sms, rank_deadline: PATIENCE, nodes: None })
 }
 
 fn spec(device: DeviceSpec) -> ServiceSpec {

@@ -37,7 +37,7 @@ pub(crate) async fn serve_node(config: Config, node: NodeConfig) -> Result<i32> 
             loading.moved(what, progress.done_bytes, &format!("loading {what}: {percent} %"));
         });
         display.finish();
-        let (_, spec) = loaded?;
+        let spec = loaded?;
         // Nobody hears it any more once the daemon ends.
         follow(&spec, &stopped, &mut |state| drop(tell.send(state)))?;
         Ok(())

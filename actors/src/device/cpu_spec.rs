@@ -11,10 +11,10 @@ use faser_kernels::collective::{GroupWays, ways_in_process};
 use faser_models::{Features, Model, Shard};
 use faser_topology::{LanePair, Partition, rank_partitions};
 
-use super::open::{LanePasses, Open, PassLimits, as_many_copies, copies, lanes_of, whole_group};
+use super::open::{LanePasses, Open, PassLimits, as_many_copies, copies, in_session, lanes_of, whole_group};
 use crate::error::ServiceError;
-use crate::gpu_actor::{DeviceBuild, RankBuild};
-use crate::nodes::{Link, Nodes, Session, SessionWork};
+use crate::gpu_actor::DeviceBuild;
+use crate::nodes::{Link, Nodes, Session, SessionWays, SessionWork, VerifyLaneSpec};
 use crate::runner::{CpuBackend, CpuFeatures, CpuLaneSpec};
 
 /// A pair on cores of this host.
@@ -102,23 +102,14 @@ impl CpuSpec {
             });
             ranks.collect()
         };
-        let work = SessionWork::Serve {
-            partitions: self.partitions.len(),
-            blocks: engine.target_blocks,
-            block_size: engine.block_size,
-            max_rows: limits.rows,
-            max_logit_rows: limits.verify_logit_rows,
-        };
+        let work = SessionWork::Serve(VerifyLaneSpec::of(engine, self.partitions.len()));
         let (ways, links) = self.ways_of_target(&work)?;
         let (blocks, logit_rows) = (engine.target_blocks, limits.verify_logit_rows);
         let verify = lanes("verify", targets, ways, |pair| &pair.verify, blocks, logit_rows);
         let (ways, blocks) = (self.ways_of_draft(), engine.draft.needs().blocks);
         let draft = lanes("draft", drafts, ways, |pair| &pair.draft, blocks, limits.draft_logit_rows);
         let mut build = lanes_of(draft, self.copies().is_some(), verify);
-        for link in links {
-            build.on_loss.push(link.on_loss());
-            build.others.push(RankBuild { draft: None, verify: Some(link.lane()) });
-        }
+        links.into_iter().for_each(|link| build.joined_by(link));
         Ok(build)
     }
 
@@ -134,8 +125,12 @@ impl CpuSpec {
         work: &SessionWork,
     ) -> Result<(Vec<Option<GroupWays>>, Vec<Link>), ServiceError> {
         let Some(nodes) = &self.nodes else { return Ok((self.ways_here(&self.target), Vec::new())) };
-        let Session { ways, links } = nodes.begin(work)?;
-        Ok((ways.into_iter().map(Some).collect(), links))
+        match nodes.begin(work)? {
+            Session { ways: SessionWays::Cores(ways), links } => {
+                Ok((ways.into_iter().map(Some).collect(), links))
+            }
+            Session { .. } => Err(ServiceError::Contradiction("nodes on GPUs beside a CPU".to_owned())),
+        }
     }
 
     /// Those of the draft's, which are all here.
@@ -194,12 +189,7 @@ impl CpuSpec {
                 max_logit_rows: lane.most_rows,
                 features: self.features_of(rank, model, pages.as_ref()),
             };
-            let (open, links) = (opened(name, model.clone(), spec, way), links.clone());
-            Box::new(move || {
-                // The session lasts as long as this.
-                let _in_session = &links;
-                open()
-            }) as Open<CpuBackend>
+            in_session(opened(name, model.clone(), spec, way), &links)
         });
         Ok(open.collect())
     }
@@ -212,7 +202,7 @@ impl CpuSpec {
 }
 
 /// A rank's lane: its model, what it is made for, and its way to the group.
-fn opened(
+pub(crate) fn opened(
     lane: &'static str,
     model: Arc<Model>,
     spec: CpuLaneSpec,

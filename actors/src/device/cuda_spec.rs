@@ -13,11 +13,12 @@ use faser_models::{ModelError, Progress, Shard};
 use faser_topology::GpuDevice;
 
 use super::open::{
-    LanePasses, LaneSizes, ModelFacts, Open, PassLimits, SAMPLED_ROWS, as_many_copies, copies, lanes_of,
-    no_group, whole_group,
+    LanePasses, LaneSizes, ModelFacts, Open, PassLimits, SAMPLED_ROWS, as_many_copies, copies, in_session,
+    lanes_of, no_group, whole_group,
 };
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
+use crate::nodes::{Link, Nodes, Session, SessionWays, SessionWork, VerifyLaneSpec};
 use crate::runner::{CudaBackend, CudaFeatures, CudaLaneSpec};
 
 /// Brings the weights to a GPU, the target's first, then the draft's if there is one.
@@ -52,6 +53,8 @@ pub struct CudaSpec {
     pub draft_sms: Vec<u32>,
     /// A rank that another has waited for longer is lost, and the group is built anew. Generous: a rank may be at a long prefill.
     pub rank_deadline: Duration,
+    /// The nodes that have the other ranks of the target; none where all are here.
+    pub nodes: Option<Nodes>,
 }
 
 /// A GPU that is opened when it is first wanted. Clones are the same one.
@@ -195,7 +198,7 @@ impl CudaSpec {
         let target: Vec<Shard> = ranks.iter().map(|rank| rank.target.shard()).collect();
         let draft: Vec<Shard> =
             ranks.iter().flat_map(|rank| &rank.draft).map(|model| model.shard()).collect();
-        whole_group("target", &target, None)?;
+        whole_group("target", &target, self.nodes.as_ref().map(Nodes::own_ranks))?;
         if copies(&draft) == Some(ranks.len()) {
             return Ok(ranks);
         }
@@ -253,7 +256,9 @@ impl CudaSpec {
     pub(super) fn build(&self, engine: &EngineConfig) -> Result<DeviceBuild, ServiceError> {
         let ranks = self.open_ranks(&mut |_| {})?;
         let limits = PassLimits::of(engine);
-        let mut verify_slots = slots(ranks.len(), self.rank_deadline)?.into_iter();
+        let work = SessionWork::Serve(VerifyLaneSpec::of(engine, 1 + self.draft_sms.len()));
+        let (verify_slots, links) = self.slots_of_target(ranks.len(), &work)?;
+        let mut verify_slots = verify_slots.into_iter();
         let pages = pages(&ranks, engine.target_blocks)?;
         let drafts: Vec<_> = ranks.iter().flat_map(|rank| &rank.draft).map(|draft| draft.shard()).collect();
         let copies = copies(&drafts).is_some();
@@ -285,7 +290,25 @@ impl CudaSpec {
             let spec = spec(|pair| &pair.verify, limits.cuda_verify(engine), false);
             verify.push(opened(rank.target.clone(), spec, verify_slots.next().flatten()));
         }
-        Ok(DeviceBuild { draft_apart: self.apart.is_some(), ..lanes_of(draft, copies, verify) })
+        let mut build = lanes_of(draft, copies, verify);
+        build.draft_apart = self.apart.is_some();
+        links.into_iter().for_each(|link| build.joined_by(link));
+        Ok(build)
+    }
+
+    /// The places of the target's ranks here in its group, in a session with the other nodes if there are any.
+    fn slots_of_target(
+        &self,
+        ranks: usize,
+        work: &SessionWork,
+    ) -> Result<(Vec<Option<NcclRankSlot>>, Vec<Link>), ServiceError> {
+        let Some(nodes) = &self.nodes else { return Ok((slots(ranks, self.rank_deadline)?, Vec::new())) };
+        match nodes.begin(work)? {
+            Session { ways: SessionWays::Gpus(slots), links } => {
+                Ok((slots.into_iter().map(Some).collect(), links))
+            }
+            Session { .. } => Err(ServiceError::Contradiction("nodes on CPUs beside a GPU".to_owned())),
+        }
     }
 
     /// One lane on one partition, to be timed: that of each rank.
@@ -294,15 +317,7 @@ impl CudaSpec {
     /// As [`CudaSpec::open`].
     pub(crate) fn open_lane(&self, lane: &LanePasses) -> Result<Vec<Open<CudaBackend>>, ServiceError> {
         let ranks = self.open(&mut |_| {})?;
-        let sizes = CudaSizes {
-            blocks: lane.blocks(),
-            max_rows: lane.most_rows,
-            max_logit_rows: lane.most_rows.min(SAMPLED_ROWS),
-            max_chunks: lane.most_rows,
-            max_sequences: lane.most_rows,
-            max_context: lane.context + 1,
-            max_prune_checkpoints: 1,
-        };
+        let sizes = lane.cuda();
         let pages = pages(&ranks, lane.blocks())?;
         let mut models = Vec::new();
         if let Some(apart) = self.open_apart(&mut |_| {})?.filter(|_| lane.drafts) {
@@ -323,8 +338,16 @@ impl CudaSpec {
         if copies(&shards).is_some() {
             models.truncate(1);
         }
-        let slots = slots(models.len(), self.rank_deadline)?;
-        Ok(models.into_iter().zip(slots).map(|((model, spec), slot)| opened(model, spec, slot)).collect())
+        let (slots, links) = match lane.drafts {
+            true => (slots(models.len(), self.rank_deadline)?, Vec::new()),
+            false => self.slots_of_target(models.len(), &SessionWork::Measure((*lane).into()))?,
+        };
+        let links = Arc::new(links);
+        let open = models
+            .into_iter()
+            .zip(slots)
+            .map(|((model, spec), slot)| in_session(opened(model, spec, slot), &links));
+        Ok(open.collect())
     }
 }
 
@@ -336,7 +359,11 @@ fn pages(ranks: &[Arc<OnGpu>], blocks: usize) -> Result<Option<Arc<CudaFeaturePa
 }
 
 /// A rank's lane: its model, what it is made for, and its place in the group. If it cannot be made, the others hear of it.
-fn opened(model: Arc<CudaModel>, spec: CudaLaneSpec, slot: Option<NcclRankSlot>) -> Open<CudaBackend> {
+pub(crate) fn opened(
+    model: Arc<CudaModel>,
+    spec: CudaLaneSpec,
+    slot: Option<NcclRankSlot>,
+) -> Open<CudaBackend> {
     Box::new(move || {
         let made = CudaBackend::new(model.clone(), &spec);
         let Some(slot) = &slot else { return made };
@@ -351,6 +378,21 @@ pub(crate) fn slots(ranks: usize, deadline: Duration) -> Result<Vec<Option<NcclR
         return Ok(vec![None; ranks]);
     }
     Ok(nccl_group(ranks, deadline)?.into_iter().map(Some).collect())
+}
+
+impl LanePasses {
+    /// The bounds of its passes on a GPU.
+    pub(crate) fn cuda(&self) -> CudaSizes {
+        CudaSizes {
+            blocks: self.blocks(),
+            max_rows: self.most_rows,
+            max_logit_rows: self.most_rows.min(SAMPLED_ROWS),
+            max_chunks: self.most_rows,
+            max_sequences: self.most_rows,
+            max_context: self.context + 1,
+            max_prune_checkpoints: 1,
+        }
+    }
 }
 
 impl PassLimits {

@@ -13,6 +13,8 @@ use crate::gpu_actor::DeviceFactory;
 use crate::nodes::Nodes;
 
 pub use cpu_spec::CpuSpec;
+pub(crate) use cpu_spec::opened as opened_on_cores;
+pub(crate) use cuda_spec::opened as opened_on_gpu;
 pub use cuda_spec::{CudaDevice, CudaSource, CudaSpec, CudaWeights, OnGpu};
 pub(crate) use open::{LanePasses, OnLane, Open, SAMPLED_ROWS};
 pub use open::{LaneSizes, ModelFacts, PassLimits};
@@ -143,7 +145,7 @@ impl DeviceSpec {
     pub fn nodes(&self) -> Option<&Nodes> {
         match self {
             DeviceSpec::Cpu(spec) => spec.nodes.as_ref(),
-            DeviceSpec::Cuda(_) => None,
+            DeviceSpec::Cuda(spec) => spec.nodes.as_ref(),
         }
     }
 

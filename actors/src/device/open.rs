@@ -12,6 +12,7 @@ use crate::cancellation::{CancelReader, CancelSource};
 use crate::error::ServiceError;
 use crate::gpu_actor::{DeviceBuild, RankBuild};
 use crate::lane::{Build, Follow, Run, Work};
+use crate::nodes::Link;
 use crate::runner::{
     CopyRunner, DraftRunner, DraftWork, Gathering, LaneBackend, MASK_PATIENCE, VerifyRunner,
 };
@@ -114,6 +115,15 @@ impl LanePasses {
 
 /// Makes what a lane's runner drives, with fresh KV memory; called on the lane's thread.
 pub(crate) type Open<B> = Box<dyn Fn() -> Result<B, ServiceError> + Send + Sync>;
+
+/// The same, in a session with other nodes that lasts as long as this.
+pub(super) fn in_session<B: 'static>(open: Open<B>, links: &Arc<Vec<Link>>) -> Open<B> {
+    let links = links.clone();
+    Box::new(move || {
+        let _lasts = &links;
+        open()
+    })
+}
 
 /// The lanes of both models, rank after rank: the first of each leads. Drafts that each rank has whole divide their plans, and whoever is last answers.
 pub(super) fn lanes_of<B: LaneBackend + 'static>(

@@ -10,8 +10,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use faser_kernels::Isa;
-use faser_kernels::collective::{GroupWays, Mesh};
-use faser_models::Model;
+use faser_kernels::cuda::{NcclId, Share, nccl_group_of};
+use faser_models::{Model, Shard};
 use faser_topology::Partition;
 
 use super::frames::{
@@ -19,11 +19,11 @@ use super::frames::{
 };
 use super::mesh::{Joining, Ways};
 use super::{NodeFacts, NodePlace};
-use crate::device::LanePasses;
+use crate::device::{CudaDevice, LanePasses, Open, opened_on_cores, opened_on_gpu};
 use crate::error::ServiceError;
 use crate::lane::words_of;
 use crate::profile::follow_passes;
-use crate::runner::{CpuBackend, CpuLaneSpec, MASK_PATIENCE, VerifyRunner, VerifyWork};
+use crate::runner::{CpuLaneSpec, CudaLaneSpec, LaneBackend, MASK_PATIENCE, VerifyRunner, VerifyWork};
 
 /// Plans of a lane that wait: the leader has at most so many out.
 const QUEUE_CAPACITY: usize = 2;
@@ -41,14 +41,25 @@ pub struct NodeSpec {
     pub place: NodePlace,
     /// Where the leader listens: host and port.
     pub rendezvous: String,
-    /// Its shards of the target, rank after rank.
-    pub target: Vec<Arc<Model>>,
-    /// Its cores, of all ranks here.
-    pub cores: Partition,
-    /// The instruction set of its kernels.
-    pub isa: Isa,
+    /// Its shards of the target, rank after rank, and where they run.
+    pub target: NodeTarget,
     /// What it must have alike with the leader.
     pub facts: NodeFacts,
+}
+
+/// What a node has of the target.
+pub enum NodeTarget {
+    /// On cores.
+    Cpu {
+        /// Its shards, rank after rank.
+        shards: Vec<Arc<Model>>,
+        /// Those of all ranks here.
+        cores: Partition,
+        /// The instruction set of the kernels.
+        isa: Isa,
+    },
+    /// On GPUs, one for each rank here.
+    Cuda(Vec<CudaDevice>),
 }
 
 /// How a node is.
@@ -73,6 +84,9 @@ pub enum NodeError {
     /// The system refuses.
     #[error("this node cannot listen: {0}")]
     Listen(#[source] io::Error),
+    /// A device is lost for as long as this process lives.
+    #[error("{0}")]
+    Lost(String),
 }
 
 /// Works for the leader, session after session, until `stop` is set. `told` hears how it is.
@@ -105,6 +119,7 @@ pub fn follow(spec: &NodeSpec, stop: &AtomicBool, told: &mut dyn FnMut(NodeState
                 told(NodeState::Ended(None));
             }
             Err(Failure::Refused(reason)) => return Err(NodeError::Refused(reason)),
+            Err(Failure::Lost(reason)) => return Err(NodeError::Lost(reason)),
             Err(Failure::Other(reason)) => {
                 told(NodeState::Ended(Some(reason)));
                 pause(wait, stop);
@@ -117,7 +132,15 @@ pub fn follow(spec: &NodeSpec, stop: &AtomicBool, told: &mut dyn FnMut(NodeState
 
 enum Failure {
     Refused(String),
+    /// For good.
+    Lost(String),
     Other(String),
+}
+
+impl From<ServiceError> for Failure {
+    fn from(error: ServiceError) -> Failure {
+        if error.lasts() { Failure::Lost(error.to_string()) } else { Failure::Other(error.to_string()) }
+    }
 }
 
 impl From<io::Error> for Failure {
@@ -188,9 +211,10 @@ fn one_session(
     };
     let lanes = match Lanes::begin(spec, stream, leader, ways, &begin) {
         Ok(lanes) => lanes,
-        Err(reason) => {
+        Err(failure) => {
+            let (Failure::Refused(reason) | Failure::Lost(reason) | Failure::Other(reason)) = &failure;
             let _ = send(stream, &FromNode::Failed { reason: reason.clone() });
-            return Err(Failure::Other(reason));
+            return Err(failure);
         }
     };
     told(NodeState::Working);
@@ -203,15 +227,22 @@ fn one_session(
         }
     };
     let failed = lanes.end();
-    failed.or(ended).map_or(Ok(()), |reason| Err(Failure::Other(reason)))
+    failed.or(ended.map(Failure::Other)).map_or(Ok(()), Err)
 }
+
+/// Makes and runs a rank's lane, on a thread of its own.
+type RunLane =
+    Box<dyn FnOnce(&Receiver<Arc<VerifyWork>>, &SyncSender<()>) -> Result<(), ServiceError> + Send>;
+
+/// Ends what ranks here wait for, and why.
+type End = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The lanes of this node's ranks in a session, each a thread of its own.
 struct Lanes {
-    meshes: Vec<Arc<Mesh>>,
+    end: End,
     orders: Vec<SyncSender<Arc<VerifyWork>>>,
     threads: Vec<JoinHandle<()>>,
-    failed: Arc<Mutex<Option<String>>>,
+    failed: Arc<Mutex<Option<Failure>>>,
     /// What fails from now on fails because of that.
     closing: Arc<AtomicBool>,
 }
@@ -224,60 +255,43 @@ impl Lanes {
         leader: SocketAddr,
         ways: &Ways,
         begin: &Begin,
-    ) -> Result<Lanes, String> {
-        let NodePlace { rank, .. } = spec.place;
-        let shard = spec.target[0].shard();
-        let before: Vec<SocketAddr> =
-            std::iter::once(leader).chain(begin.listen.iter().copied()).take(rank).collect();
-        if before.len() < rank {
-            return Err("the leader knows of fewer nodes than there are".to_owned());
-        }
-        let joining = Joining {
-            place: spec.place,
-            ranks: shard.ranks,
-            stages: shard.stages,
-            session: begin.session,
-            before: &before,
-            deadline: begin.rank_deadline,
+    ) -> Result<Lanes, Failure> {
+        let (ranks, end) = match &spec.target {
+            NodeTarget::Cpu { shards, cores, isa } => {
+                on_cores(spec.place, (shards, cores, *isa), leader, ways, begin)?
+            }
+            NodeTarget::Cuda(devices) => on_gpus(spec, devices, begin)?,
         };
-        let meshes =
-            joining.join(ways, &|| true).map_err(|error| format!("its ranks cannot connect: {error}"))?;
+        let count = ranks.len();
         let mut lanes = Lanes {
-            meshes,
+            end,
             orders: Vec::new(),
             threads: Vec::new(),
             failed: Arc::default(),
             closing: Arc::default(),
         };
-        let (built, ready) = sync_channel::<()>(spec.target.len());
-        let to_leader = Arc::new(stream.try_clone().map_err(|error| error.to_string())?);
-        for (place, cores) in spec.cores.split(spec.target.len()).into_iter().enumerate() {
-            let (model, mesh) = (spec.target[place].clone(), lanes.meshes[place].clone());
-            let rank = RankLane {
-                ways: joining.ways(model.shard().rank, &mesh),
-                model,
-                cores,
-                isa: spec.isa,
-                work: begin.work.clone(),
-            };
+        let (built, ready) = sync_channel::<()>(count);
+        let to_leader = Arc::new(stream.try_clone()?);
+        for run in ranks {
             let (order, orders) = sync_channel(QUEUE_CAPACITY);
             let (built, failed, to_leader) = (built.clone(), lanes.failed.clone(), to_leader.clone());
-            let closing = lanes.closing.clone();
+            let (closing, end) = (lanes.closing.clone(), lanes.end.clone());
             let thread = thread::Builder::new().name("faser-verify".to_owned()).spawn(move || {
-                let ran = catch_unwind(AssertUnwindSafe(|| rank.run(&orders, &built)));
-                let reason = match ran {
+                let ran = catch_unwind(AssertUnwindSafe(|| run(&orders, &built)));
+                let failure = match ran {
                     Ok(Ok(())) => return,
-                    Ok(Err(error)) => error.to_string(),
-                    Err(panic) => words_of(&*panic),
+                    Ok(Err(error)) => Failure::from(error),
+                    Err(panic) => Failure::Other(words_of(&*panic)),
                 };
                 if closing.load(Ordering::SeqCst) {
                     return;
                 }
-                mesh.abort(&reason);
+                let (Failure::Refused(reason) | Failure::Lost(reason) | Failure::Other(reason)) = &failure;
                 let mut first = failed.lock().unwrap_or_else(PoisonError::into_inner);
                 if first.is_none() {
                     let _ = send(&to_leader, &FromNode::Failed { reason: reason.clone() });
-                    *first = Some(reason);
+                    end(reason);
+                    *first = Some(failure);
                 }
                 let _ = to_leader.shutdown(Shutdown::Both);
             });
@@ -285,22 +299,26 @@ impl Lanes {
                 Ok(thread) => lanes.threads.push(thread),
                 Err(error) => {
                     lanes.end();
-                    return Err(format!("no thread for a lane: {error}"));
+                    return Err(Failure::Other(format!("no thread for a lane: {error}")));
                 }
             }
             lanes.orders.push(order);
         }
         drop(built);
-        for _ in &spec.target {
+        for _ in 0..count {
             // A rank that fails says so to the leader, and is gone.
             if ready.recv().is_err() {
                 let failed = lanes.end();
-                return Err(failed.unwrap_or_else(|| "a lane was not built".to_owned()));
+                return Err(failed.unwrap_or_else(|| Failure::Other("a lane was not built".to_owned())));
             }
         }
-        let told = send(stream, &FromNode::Ready);
-        told.map_err(|error| lanes_ended(&mut lanes, &error))?;
-        Ok(lanes)
+        match send(stream, &FromNode::Ready) {
+            Ok(()) => Ok(lanes),
+            Err(error) => {
+                lanes.end();
+                Err(Failure::Other(format!("the leader is gone: {error}")))
+            }
+        }
     }
 
     /// Gives all ranks the next plan; one that has failed takes none.
@@ -309,42 +327,91 @@ impl Lanes {
     }
 
     /// Ends all lanes; why the first of them failed, if one has.
-    fn end(mut self) -> Option<String> {
-        self.close();
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    fn close(&mut self) {
+    fn end(mut self) -> Option<Failure> {
         self.closing.store(true, Ordering::SeqCst);
         self.orders.clear();
         // What waits for ranks that are gone would wait until the deadline.
-        self.meshes.iter().for_each(|mesh| mesh.abort("the session has ended"));
+        (self.end)("the session has ended");
         for thread in self.threads.drain(..) {
             // It has told of its panic.
             let _ = thread.join();
         }
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-fn lanes_ended(lanes: &mut Lanes, error: &io::Error) -> String {
-    lanes.close();
-    format!("the leader is gone: {error}")
+/// The lanes of shards on cores, connected with the other nodes' ranks.
+fn on_cores(
+    place: NodePlace,
+    (shards, cores, isa): (&[Arc<Model>], &Partition, Isa),
+    leader: SocketAddr,
+    ways: &Ways,
+    begin: &Begin,
+) -> Result<(Vec<RunLane>, End), Failure> {
+    let Shard { ranks, stages, .. } = shards[0].shard();
+    let before = std::iter::once(leader).chain(begin.listen.iter().copied());
+    let before: Vec<SocketAddr> = before.take(place.rank).collect();
+    if before.len() < place.rank {
+        return Err(Failure::Other("the leader knows of fewer nodes than there are".to_owned()));
+    }
+    let (session, deadline) = (begin.session, begin.rank_deadline);
+    let joining = Joining { place, ranks, stages, session, before: &before, deadline };
+    let cannot = |error| Failure::Other(format!("its ranks cannot connect: {error}"));
+    let meshes = joining.join(ways, &|| true).map_err(cannot)?;
+    let parts = shards.iter().zip(&meshes).zip(cores.split(shards.len()));
+    let run = parts.map(|((model, mesh), cores)| {
+        let (partitions, blocks, block_size, max_rows, max_logit_rows) = match &begin.work {
+            SessionWork::Serve(lane) => {
+                (lane.partitions, lane.blocks, lane.block_size, lane.max_rows, lane.max_logit_rows)
+            }
+            SessionWork::Measure(lane) => {
+                let lane = LanePasses::from(*lane);
+                (1, lane.blocks(), lane.block_size, lane.most_rows, lane.most_rows)
+            }
+        };
+        let spec = CpuLaneSpec {
+            partitions: vec![cores; partitions],
+            isa,
+            blocks,
+            block_size,
+            max_rows,
+            max_logit_rows,
+            features: None,
+        };
+        let ways = joining.ways(model.shard().rank, mesh);
+        run_lane(opened_on_cores("verify", model.clone(), spec, Some(ways)), begin.work.clone())
+    });
+    let run = run.collect();
+    Ok((run, Arc::new(move |why| meshes.iter().for_each(|mesh| mesh.abort(why)))))
 }
 
-/// One rank's lane in a session.
-struct RankLane {
-    model: Arc<Model>,
-    ways: GroupWays,
-    cores: Partition,
-    isa: Isa,
-    work: SessionWork,
+/// The lanes of shards on GPUs, which NCCL joins with the others.
+fn on_gpus(spec: &NodeSpec, devices: &[CudaDevice], begin: &Begin) -> Result<(Vec<RunLane>, End), Failure> {
+    let id = begin.nccl.as_deref().and_then(NcclId::of);
+    let id = id.ok_or_else(|| Failure::Other("the leader has no id of NCCL's".to_owned()))?;
+    let ranks = spec.facts.ranks;
+    let slots = nccl_group_of(&id, ranks, spec.place.ranks(ranks), begin.rank_deadline);
+    let first = slots[0].clone();
+    let run = devices.iter().zip(slots).map(|(device, slot)| {
+        let there = device.open(&mut |_| {})?;
+        let (partitions, sizes) = match &begin.work {
+            SessionWork::Serve(lane) => (lane.partitions, lane.cuda()),
+            SessionWork::Measure(lane) => (1, LanePasses::from(*lane).cuda()),
+        };
+        let shares = vec![Share::whole(&there.gpu); partitions];
+        let spec = CudaLaneSpec { shares, sizes, drafts: false, features: None };
+        Ok(run_lane(opened_on_gpu(there.target.clone(), spec, Some(slot)), begin.work.clone()))
+    });
+    let run = run.collect::<Result<Vec<_>, ServiceError>>()?;
+    Ok((run, Arc::new(move |why| first.abort(why))))
 }
 
-impl RankLane {
-    fn run(self, orders: &Receiver<Arc<VerifyWork>>, built: &SyncSender<()>) -> Result<(), ServiceError> {
-        match self.work {
-            SessionWork::Serve { partitions, blocks, block_size, max_rows, max_logit_rows } => {
-                let backend = self.open(partitions, (blocks, block_size), (max_rows, max_logit_rows))?;
+/// Carries out a session's plans, or its timed passes.
+fn run_lane<B: LaneBackend + 'static>(open: Open<B>, work: SessionWork) -> RunLane {
+    Box::new(move |orders, built| {
+        let backend = open()?;
+        match work {
+            SessionWork::Serve(_) => {
                 let mut runner = VerifyRunner::new(backend, MASK_PATIENCE);
                 let _ = built.send(());
                 while let Ok(work) = orders.recv() {
@@ -352,36 +419,10 @@ impl RankLane {
                 }
             }
             SessionWork::Measure(lane) => {
-                let lane = LanePasses::from(lane);
-                let blocks = (lane.blocks(), lane.block_size);
-                let backend = self.open(1, blocks, (lane.most_rows, lane.most_rows))?;
                 let _ = built.send(());
-                follow_passes(backend, lane);
+                follow_passes(backend, lane.into());
             }
         }
         Ok(())
-    }
-
-    fn open(
-        &self,
-        partitions: usize,
-        (blocks, block_size): (usize, usize),
-        (max_rows, max_logit_rows): (usize, usize),
-    ) -> Result<CpuBackend, ServiceError> {
-        let spec = CpuLaneSpec {
-            partitions: vec![self.cores.clone(); partitions],
-            isa: self.isa,
-            blocks,
-            block_size,
-            max_rows,
-            max_logit_rows,
-            features: None,
-        };
-        let mut backend = CpuBackend::new(self.model.clone(), &spec)?;
-        backend.join(&self.ways);
-        if !backend.pin_current_thread() {
-            tracing::warn!("the lane's thread cannot be pinned to its core; it may be slower");
-        }
-        Ok(backend)
-    }
+    })
 }

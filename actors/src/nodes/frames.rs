@@ -5,14 +5,15 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use faser_engine::{TokenId, VerifyPlan};
+use faser_engine::{EngineConfig, TokenId, VerifyPlan};
 use faser_kernels::Sampling;
+use faser_models::cuda::CudaSizes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::NodeFacts;
-use crate::device::LanePasses;
+use crate::device::{LanePasses, PassLimits};
 use crate::runner::VerifyWork;
 use crate::submission::{Constraint, LaneRequest, LogprobCollector};
 
@@ -75,16 +76,63 @@ pub(super) struct Begin {
     /// Of each node behind the leader.
     pub(super) listen: Vec<SocketAddr>,
     pub(super) rank_deadline: Duration,
+    /// By what ranks on GPUs find each other; none where they are on CPUs.
+    pub(super) nccl: Option<Vec<u8>>,
     pub(super) work: SessionWork,
 }
 
 /// What a session is for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum SessionWork {
-    /// Verify plans.
-    Serve { partitions: usize, blocks: usize, block_size: usize, max_rows: usize, max_logit_rows: usize },
+    /// Verify plans, by lanes of these sizes.
+    Serve(VerifyLaneSpec),
     /// Passes whose time the first rank takes.
     Measure(MeasuredLane),
+}
+
+/// What a verify lane is made for.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct VerifyLaneSpec {
+    pub(crate) partitions: usize,
+    pub(crate) blocks: usize,
+    pub(crate) block_size: usize,
+    pub(crate) max_rows: usize,
+    pub(crate) max_logit_rows: usize,
+    pub(crate) max_running: usize,
+    pub(crate) max_context: usize,
+    pub(crate) layers: usize,
+}
+
+impl VerifyLaneSpec {
+    /// That of an engine's target, on a device with so many partitions.
+    pub(crate) fn of(engine: &EngineConfig, partitions: usize) -> VerifyLaneSpec {
+        let limits = PassLimits::of(engine);
+        VerifyLaneSpec {
+            partitions,
+            blocks: engine.target_blocks,
+            block_size: engine.block_size,
+            max_rows: limits.rows,
+            max_logit_rows: limits.verify_logit_rows,
+            max_running: engine.tuning.max_running,
+            max_context: engine.max_context,
+            layers: engine.target_layers,
+        }
+    }
+}
+
+impl VerifyLaneSpec {
+    /// The same on a GPU.
+    pub(super) fn cuda(&self) -> CudaSizes {
+        CudaSizes {
+            blocks: self.blocks,
+            max_rows: self.max_rows,
+            max_logit_rows: self.max_logit_rows,
+            max_chunks: self.max_running,
+            max_sequences: self.max_running,
+            max_context: self.max_context,
+            max_prune_checkpoints: self.layers,
+        }
+    }
 }
 
 /// A lane whose passes are timed, of the target.

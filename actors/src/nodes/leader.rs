@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use faser_kernels::collective::{GroupWays, Mesh};
+use faser_kernels::cuda::{NcclId, NcclRankSlot, nccl_group_of};
 
 use super::frames::{
     Begin, First, FromLeader, FromNode, Hello, PlanFrame, SMALL, SessionWork, receive, send, watch_over,
@@ -175,13 +176,15 @@ impl Nodes {
     fn begin_with(&self, session: u64, nodes: Vec<Waiting>, work: &SessionWork) -> io::Result<Session> {
         let spec = &self.0.spec;
         let listen = nodes.iter().map(|node| node.listens).collect();
-        let begin = Begin { session, listen, rank_deadline: spec.rank_deadline, work: work.clone() };
+        let id = spec.facts.on_gpus.then(NcclId::new).transpose().map_err(io::Error::other)?;
+        let nccl = id.as_ref().map(NcclId::bytes);
+        let begin = Begin { session, listen, rank_deadline: spec.rank_deadline, nccl, work: work.clone() };
         let links = nodes.into_iter().zip(1..).map(|(node, number)| {
             let state = Arc::new(LinkState {
                 node: number,
                 of: spec.of,
                 stream: node.stream,
-                meshes: OnceLock::new(),
+                ends: OnceLock::new(),
                 lost: Mutex::default(),
                 closing: AtomicBool::new(false),
             });
@@ -202,21 +205,25 @@ impl Nodes {
             before: &[],
             deadline: spec.rank_deadline,
         };
+        if let Some(id) = id {
+            let (ranks, own) = (spec.facts.ranks, self.own_ranks());
+            let slots = nccl_group_of(&id, ranks, own, spec.rank_deadline);
+            let first = slots[0].clone();
+            let ends: End = Arc::new(move |why| first.abort(why));
+            links.iter().try_for_each(|link| link.state.ends_with(ends.clone()))?;
+            return Ok(Session { ways: SessionWays::Gpus(slots), links });
+        }
         let all_well = || !self.stopped() && links.iter().all(|link| link.state.lost_why().is_none());
         let meshes = joining.join(&self.0.ways, &all_well).map_err(|error| {
             let why = links.iter().find_map(|link| link.state.lost_why());
             why.map_or(error, io::Error::other)
         })?;
-        for link in &links {
-            let weak = meshes.iter().map(Arc::downgrade).collect();
-            // Whoever was lost before this is aborted now.
-            let _ = link.state.meshes.set(weak);
-            if let Some(why) = link.state.lost_why() {
-                return Err(io::Error::other(why));
-            }
-        }
+        let held: Vec<Weak<Mesh>> = meshes.iter().map(Arc::downgrade).collect();
+        let ends: End =
+            Arc::new(move |why| held.iter().filter_map(Weak::upgrade).for_each(|mesh| mesh.abort(why)));
+        links.iter().try_for_each(|link| link.state.ends_with(ends.clone()))?;
         let ways = self.own_ranks().zip(&meshes).map(|(rank, mesh)| joining.ways(rank, mesh)).collect();
-        Ok(Session { ways, links })
+        Ok(Session { ways: SessionWays::Cores(ways), links })
     }
 
     /// What a connection says first.
@@ -308,10 +315,21 @@ fn listen(listener: &TcpListener, nodes: &Weak<Inner>) {
 /// All nodes together, until one is lost or this is dropped.
 pub(crate) struct Session {
     /// Of the ranks here.
-    pub(crate) ways: Vec<GroupWays>,
+    pub(crate) ways: SessionWays,
     /// To each other node.
     pub(crate) links: Vec<Link>,
 }
+
+/// How ranks here reach the others.
+pub(crate) enum SessionWays {
+    /// On CPUs.
+    Cores(Vec<GroupWays>),
+    /// On GPUs.
+    Gpus(Vec<NcclRankSlot>),
+}
+
+/// Ends what ranks here wait for, and why.
+type End = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The way to another node in a session. Dropping it ends the session there.
 pub(crate) struct Link {
@@ -324,7 +342,7 @@ struct LinkState {
     of: usize,
     stream: TcpStream,
     /// Of the ranks here: they wait for that node's in vain once it is lost.
-    meshes: OnceLock<Vec<Weak<Mesh>>>,
+    ends: OnceLock<End>,
     lost: Mutex<Lost>,
     closing: AtomicBool,
 }
@@ -363,10 +381,17 @@ impl LinkState {
             tell(why.clone());
         }
         // Behind it: lanes that fail of this would say less of why.
-        for mesh in self.meshes.get().into_iter().flatten().filter_map(Weak::upgrade) {
-            mesh.abort(&why);
-        }
+        self.ends.get().iter().for_each(|end| end(&why));
         let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// From now on the ranks here hear of its loss.
+    ///
+    /// # Errors
+    /// It is lost already.
+    fn ends_with(&self, end: End) -> io::Result<()> {
+        let _ = self.ends.set(end);
+        self.lost_why().map_or(Ok(()), |why| Err(io::Error::other(why)))
     }
 
     fn lost_why(&self) -> Option<String> {

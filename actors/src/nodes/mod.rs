@@ -23,12 +23,16 @@ mod mesh;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
-use faser_models::{Model, Shard};
+use faser_kernels::cuda::GpuInfo;
+use faser_kernels::{Dtype, Isa};
+use faser_models::{Model, ModelConfig, Shard};
 use serde::{Deserialize, Serialize};
 
-pub use follower::{NodeError, NodeSpec, NodeState, follow};
-pub(crate) use frames::SessionWork;
-pub(crate) use leader::{Link, Session};
+use crate::device::ModelFacts;
+
+pub use follower::{NodeError, NodeSpec, NodeState, NodeTarget, follow};
+pub(crate) use frames::{SessionWork, VerifyLaneSpec};
+pub(crate) use leader::{Link, Session, SessionWays};
 pub use leader::{Nodes, NodesSpec};
 
 /// Which of the nodes this is.
@@ -57,24 +61,44 @@ pub struct NodeFacts {
     model: u64,
     /// In which it is held.
     dtype: String,
-    /// Of the kernels: others sum in another order.
-    isa: String,
+    /// The kernels: others sum in another order.
+    kernels: String,
+    /// Whether ranks are on GPUs.
+    on_gpus: bool,
     /// Ranks and stages of the target.
     ranks: usize,
     stages: usize,
 }
 
 impl NodeFacts {
-    /// Those of a rank's shard, computed by kernels of this instruction set; `weights` is by what its weights are told from others.
-    pub fn of(model: &Model, weights: &str, isa: faser_kernels::Isa) -> NodeFacts {
-        let Shard { ranks, stages, .. } = model.shard();
+    /// Those of a rank's shard on a CPU, computed by kernels of this instruction set; `weights` is by what its weights are told from others.
+    pub fn of(model: &Model, weights: &str, isa: Isa) -> NodeFacts {
+        let held = (model.config(), model.dtype());
+        NodeFacts { on_gpus: false, ..NodeFacts::new(held, model.shard(), weights, isa.to_string()) }
+    }
+
+    /// The same on a GPU such as this.
+    pub fn on_gpu(target: &ModelFacts, shard: Shard, weights: &str, gpu: &GpuInfo) -> NodeFacts {
+        let (major, minor) = gpu.capability;
+        let kernels = format!("{} (compute capability {major}.{minor})", gpu.name);
+        NodeFacts::new((&target.config, target.dtype), shard, weights, kernels)
+    }
+
+    fn new(
+        (config, dtype): (&ModelConfig, Dtype),
+        shard: Shard,
+        weights: &str,
+        kernels: String,
+    ) -> NodeFacts {
+        let Shard { ranks, stages, .. } = shard;
         let mut hash = DefaultHasher::new();
-        (weights, format!("{:?}", model.config())).hash(&mut hash);
+        (weights, format!("{config:?}")).hash(&mut hash);
         NodeFacts {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             model: hash.finish(),
-            dtype: model.dtype().to_string(),
-            isa: isa.to_string(),
+            dtype: dtype.to_string(),
+            kernels,
+            on_gpus: true,
             ranks,
             stages,
         }
@@ -93,9 +117,13 @@ impl NodeFacts {
             differ("ranks", &words(self), &words(other), config)
         } else if self.dtype != other.dtype {
             differ("`model.dtype`", &self.dtype, &other.dtype, config)
-        } else if self.isa != other.isa {
-            let advice = "set `device.isa` on all nodes to one that each processor has";
-            differ("kernels for", &self.isa, &other.isa, advice)
+        } else if self.kernels != other.kernels {
+            let advice = if self.on_gpus {
+                "nodes need equal GPUs, or all of them CPUs (`device.kind`)"
+            } else {
+                "set `device.isa` on all nodes to one that each processor has"
+            };
+            differ("kernels for", &self.kernels, &other.kernels, advice)
         } else if self.model != other.model {
             "it has another target than the leader: give all nodes the same files".to_owned()
         } else {

@@ -122,9 +122,6 @@ impl Config {
             let problem = "on GPUs a draft is held as its target: leave `model.draft_dtype` out, or set `device.kind: cpu`";
             return unfit(problem);
         }
-        if self.node.is_some() {
-            return unfit("several nodes (`node`) have the CPU alone so far: set `device.kind: cpu`");
-        }
         if self.device.pipeline_parallel > 1 {
             return unfit("`device.pipeline_parallel` is for the CPU alone so far: leave it at 1");
         }
@@ -303,6 +300,8 @@ pub struct DeviceConfig {
     pub tensor_parallel: usize,
     /// Stages that its layers are split into, each of so many ranks.
     pub pipeline_parallel: usize,
+    /// Nodes that have its ranks, each as many.
+    pub nodes: usize,
     /// Ranks that the draft is split over.
     pub draft_tensor_parallel: usize,
     /// Where the draft is.
@@ -325,7 +324,7 @@ impl DeviceConfig {
 
     /// GPUs of a replica: one for each rank, and the draft's own behind them, if it has one.
     pub fn gpus_each(&self) -> usize {
-        self.tensor_parallel + usize::from(self.draft_placement == DraftPlace::Own)
+        self.target_ranks() / self.nodes + usize::from(self.draft_placement == DraftPlace::Own)
     }
 
     /// Ranks that each have the draft whole.

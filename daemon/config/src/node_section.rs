@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::sizes::seconds;
 use super::{DeviceConfig, DraftPlace};
-use crate::fields::{FieldError, Fields, required};
+use crate::fields::{Fault, FieldError, Fields, required};
 
 /// Nodes of a group.
 const MOST_NODES: usize = 64;
@@ -47,7 +47,6 @@ impl NodeConfig {
 /// Reads the section; nothing where there is one node. `environment` is asked for what starters say.
 pub(super) fn node(
     mut fields: Fields<'_>,
-    device: &DeviceConfig,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Option<NodeConfig>, FieldError> {
     let auto = Value::from("auto");
@@ -69,53 +68,47 @@ pub(super) fn node(
         fields.finish()?;
         return Ok(None);
     };
-    let started = if *asks == auto {
-        Some(Started::by(environment).map_err(|problem| fields.wrong("rank", problem))?)
-    } else {
-        None
-    };
+    let started = (*asks == auto).then(|| Started::by(environment)).transpose();
+    let started = started.map_err(|problem| fields.wrong("rank", problem))?;
     let rank = match &started {
         Some(started) => started.rank,
         None => fields.size("rank", 0..=MOST_NODES - 1)?.unwrap_or(0),
     };
-    let of = of.or(started.as_ref().map(|started| started.of));
-    let of = required(of, &fields, "of")?;
-    let rendezvous = rendezvous.or(started.map(|started| started.leader));
-    let Some(rendezvous) = rendezvous else {
-        return Err(fields
-            .missing("rendezvous", "is missing: host and port of the first node, such as 10.0.0.1:29500"));
+    let of = required(of.or(started.as_ref().map(|started| started.of)), &fields, "of")?;
+    let Some(rendezvous) = rendezvous.or(started.map(|started| started.leader)) else {
+        let problem = "is missing: host and port of the first node, such as 10.0.0.1:29500";
+        return Err(fields.missing("rendezvous", problem));
     };
     let rendezvous = with_port(&rendezvous).ok_or_else(|| {
-        fields.wrong_value(
-            "rendezvous",
-            "host and port of the first node, such as 10.0.0.1:29500",
-            &rendezvous.clone().into(),
-        )
+        let wanted = "host and port of the first node, such as 10.0.0.1:29500";
+        fields.wrong_value("rendezvous", wanted, &rendezvous.clone().into())
     })?;
     if rank >= of {
         let problem = format!("is {rank}, but there are {of} nodes (`node.of`): they count from 0");
         return Err(fields.wrong("rank", problem));
     }
-    let ranks = device.target_ranks();
-    if !ranks.is_multiple_of(of) {
-        let problem = format!(
-            "is {of}, but the target has {ranks} ranks (`device.tensor_parallel` times `device.pipeline_parallel`): each node has as many as every other"
-        );
-        return Err(fields.wrong("of", problem));
-    }
-    let unfit = if device.replicas > 1 {
-        Some("`device.replicas` must be 1: start more groups of nodes behind a router")
-    } else if device.draft_placement != DraftPlace::First {
-        Some("the draft is on the first node: leave `device.draft_placement` out")
-    } else {
-        None
-    };
-    if let Some(problem) = unfit {
-        return Err(fields.wrong("of", format!("is {of}, and over several nodes {problem}")));
-    }
     fields.finish()?;
     let place = NodePlace { rank, of };
     Ok((of > 1).then_some(NodeConfig { place, rendezvous, listen, join_timeout, joins: true }))
+}
+
+/// Looks that a device can be one of several nodes'.
+pub(super) fn fits(node: &NodeConfig, device: &DeviceConfig) -> Result<(), FieldError> {
+    let (of, ranks) = (node.place.of, device.target_ranks());
+    let refuse = |problem: String| Err(FieldError::new("node.of", Fault::Value, problem));
+    if !ranks.is_multiple_of(of) {
+        return refuse(format!(
+            "is {of}, but the target has {ranks} ranks (`device.tensor_parallel` times `device.pipeline_parallel`): each node has as many as every other"
+        ));
+    }
+    let unfit = if device.replicas > 1 {
+        "`device.replicas` must be 1: start more groups of nodes behind a router"
+    } else if device.draft_placement != DraftPlace::First {
+        "the draft is on the first node: leave `device.draft_placement` out"
+    } else {
+        return Ok(());
+    };
+    refuse(format!("is {of}, and over several nodes {unfit}"))
 }
 
 /// With the usual port, if it has none; nothing if it is no host.

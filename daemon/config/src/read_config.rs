@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::admin_section::admin;
-use super::node_section::node;
+use super::node_section::{fits, node};
 use super::raw::{ConfigSource, Document};
 use super::sections::{Sections, log, name, sections};
 use super::server_section::server;
@@ -73,10 +73,11 @@ fn read(
     let mut metrics = section("metrics")?;
     let vllm_names = metrics.flag("vllm_names")?.unwrap_or(true);
     metrics.finish()?;
-    let nodes = section("node")?;
+    let node = node(section("node")?, environment)?;
+    let nodes = node.as_ref().map_or(1, |node| node.place.of);
     let Sections { model, device, kv, scheduler, tuning, cost_cache, suffix_bytes } =
-        sections(section, folder)?;
-    let node = node(nodes, &device, environment)?;
+        sections(section, folder, nodes)?;
+    node.as_ref().map_or(Ok(()), |node| fits(node, &device))?;
     let topology = topology(&mut root, folder)?;
     let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
     let several = root.list("pairs")?;
@@ -166,7 +167,7 @@ fn pair(
     let section =
         |name: &'static str| Fields::new(format!("{path}.{name}"), whole.get(name).unwrap_or(&Value::Null));
     let Sections { mut model, device, kv, scheduler, tuning, cost_cache, suffix_bytes } =
-        sections(section, folder)?;
+        sections(section, folder, 1)?;
     if model.name.is_some() {
         let problem = format!("stands beside `{path}.name`: leave it out");
         return Err(FieldError::new(format!("{path}.model.name"), Fault::Value, problem));

@@ -37,9 +37,10 @@ pub(super) struct Sections {
 pub(super) fn sections<'v>(
     mut section: impl FnMut(&'static str) -> Result<Fields<'v>, FieldError>,
     folder: &Path,
+    nodes: usize,
 ) -> Result<Sections, FieldError> {
     let (model, sources) = model(section("model")?, folder)?;
-    let device = device(section("device")?, &model)?;
+    let device = device(section("device")?, &model, nodes)?;
     let kv = kv(section("kv")?)?;
     let mut tuning = Tuning::default();
     let scheduler = scheduler(section("scheduler")?, &mut tuning)?;
@@ -174,7 +175,7 @@ const MOST_RANKS: usize = 64;
 /// Replicas of one daemon.
 const MOST_REPLICAS: usize = 64;
 
-fn device(mut fields: Fields<'_>, model: &ModelSection) -> Result<DeviceConfig, FieldError> {
+fn device(mut fields: Fields<'_>, model: &ModelSection, nodes: usize) -> Result<DeviceConfig, FieldError> {
     let kind = match fields.text("kind")? {
         None | Some("auto") => DeviceKind::Auto,
         Some("cpu") => DeviceKind::Cpu,
@@ -230,14 +231,17 @@ fn device(mut fields: Fields<'_>, model: &ModelSection) -> Result<DeviceConfig, 
         DeviceKind::Cpu => partitions.is_some().then_some("partitions"),
         DeviceKind::Cuda(_) => first_given(&[("threads", threads.is_some()), ("isa", isa.is_some())]),
     };
-    let each = tensor_parallel + usize::from(draft_placement == Some("own"));
+    // Over several nodes those of one.
+    let ranks = tensor_parallel.div_ceil(nodes);
+    let each = ranks + usize::from(draft_placement == Some("own"));
     if let DeviceKind::Cuda(gpus) = &kind
         && gpus.len() > 1
         && gpus.len() != each * replicas
     {
-        let more = if each > tensor_parallel { ", and one more for the draft," } else { "" };
+        let more = if each > ranks { ", and one more for the draft," } else { "" };
+        let of_node = if nodes > 1 { ", a node's part of it," } else { "" };
         let problem = format!(
-            "names {} GPUs, and `device.tensor_parallel`{more} times `device.replicas` is {}: make them the same, or name the first GPU alone",
+            "names {} GPUs, and `device.tensor_parallel`{of_node}{more} times `device.replicas` is {}: make them the same, or name the first GPU alone",
             gpus.len(),
             each * replicas
         );
@@ -266,6 +270,7 @@ fn device(mut fields: Fields<'_>, model: &ModelSection) -> Result<DeviceConfig, 
         gpu_memory_utilization,
         tensor_parallel,
         pipeline_parallel,
+        nodes,
         draft_tensor_parallel: draft_tensor_parallel.unwrap_or(1),
         draft_placement: match draft_placement {
             Some("replicated") => DraftPlace::Replicated,

@@ -48,8 +48,8 @@ pub enum LoadError {
         /// Why not.
         source: Box<ModelError>,
     },
-    /// A node was to be loaded, and the config names none, or one on GPUs.
-    #[error("the config names no node of several on the CPU (`node`)")]
+    /// A node was to be loaded, and the config names none.
+    #[error("the config names no node of several (`node`)")]
     NoNode,
     /// Nobody can listen for the other nodes.
     #[error(

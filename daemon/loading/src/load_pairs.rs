@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use faser_actors::{
-    DeviceSpec, Drill, Isa, NodeFacts, NodeSpec, ProfileSpec, Replicas, Sampling, Service, ServiceSpec,
-    Submission, Update, WatchdogConfig,
+    CpuSpec, CudaSpec, DeviceSpec, Drill, NodeFacts, NodeSpec, NodeTarget, ProfileSpec, Replicas, Sampling,
+    Service, ServiceSpec, Submission, Update, WatchdogConfig,
 };
 use faser_config::device::{Chosen, Machine, choose};
-use faser_config::{Config, ModelSource, NodeConfig};
+use faser_config::{Config, ModelSource};
 use faser_engine::{
     DraftSource, EngineConfig, FinishReason, K_LIMIT, Learned, ProposedBlock, SpeculationBounds, TokenId,
 };
@@ -22,7 +22,7 @@ use faser_openai::text_sequence::SequenceError;
 use faser_topology::{CpuDevice, KvPools};
 use tokio::sync::Semaphore;
 
-use crate::config_pair::{Pair, Watch, pair, refuse_unfit_head, shorter_draft};
+use crate::config_pair::{Pair, Watch, pair, refuse_unfit_head, shorter_draft, target_shards};
 use crate::costs::{CostSource, LearnedFile, tables, target_digest};
 use crate::error::LoadError;
 use crate::fetch::fetched;
@@ -198,16 +198,26 @@ fn named<T>(
 ///
 /// # Errors
 /// As [`load`].
-pub fn load_node(config: &Config, watch: Watch<'_>) -> Result<(NodeConfig, NodeSpec), LoadError> {
+pub fn load_node(config: &Config, watch: Watch<'_>) -> Result<NodeSpec, LoadError> {
     let node = config.node.clone().ok_or(LoadError::NoNode)?;
     let host = CpuDevice::discover()?;
-    let Begun { config, staged, .. } = begin(config, &host, watch)?;
+    let Begun { config, pair, bounds, staged } = begin(config, &host, watch)?;
     let digest = target_digest(&config.model.source)?;
-    let (target, isa) = (staged.into_target()?, config.device.isa.unwrap_or_else(Isa::detect));
-    let facts = NodeFacts::of(&target[0], &digest, isa);
-    let cores = host.first(config.device.threads.unwrap_or(host.cores.len()))?;
-    let rendezvous = node.rendezvous.clone();
-    Ok((node.clone(), NodeSpec { place: node.place, rendezvous, target, cores, isa, facts }))
+    // The draft is the first node's.
+    let Placed { device, .. } =
+        place(&config, host, staged, (pair.target, None), &pair.weights, &bounds, watch)?;
+    let shard = target_shards(&config)[0];
+    let (facts, target) = match device {
+        DeviceSpec::Cpu(CpuSpec { target: shards, mut partitions, isa, .. }) => {
+            let facts = NodeFacts::of(&shards[0], &digest, isa);
+            (facts, NodeTarget::Cpu { shards, cores: partitions.swap_remove(0).verify, isa })
+        }
+        DeviceSpec::Cuda(CudaSpec { ranks, .. }) => {
+            let first = ranks[0].source();
+            (NodeFacts::on_gpu(&first.target, shard, &digest, &first.info), NodeTarget::Cuda(ranks))
+        }
+    };
+    Ok(NodeSpec { place: node.place, rendezvous: node.rendezvous, target, facts })
 }
 
 fn begin(config: &Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun, LoadError> {

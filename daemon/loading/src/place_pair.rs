@@ -15,7 +15,7 @@ use faser_topology::{
     CpuDevice, DraftPlace, GpuDevice, KvPools, KvRequest, ModelFootprint, Placement, place_on_gpu,
 };
 
-use crate::config_pair::{OnHost, Watch, Weights};
+use crate::config_pair::{OnHost, Watch, Weights, target_shards};
 use crate::costs;
 use crate::error::LoadError;
 use crate::shares::{Need, past_outputs_bytes, shares};
@@ -77,17 +77,6 @@ pub(crate) fn stage(
 }
 
 impl Staged {
-    /// The target's shards in the host's memory.
-    ///
-    /// # Errors
-    /// They are not to be there.
-    pub(crate) fn into_target(self) -> Result<Vec<Arc<Model>>, LoadError> {
-        match self {
-            Staged::Cpu(pair) => Ok(pair.pair.target),
-            Staged::Gpus(_) => Err(LoadError::NoNode),
-        }
-    }
-
     /// What the pair takes of the host's memory.
     pub(crate) fn need(&self, config: &Config) -> Need {
         match self {
@@ -202,8 +191,7 @@ fn on_cpu(config: &Config, host: CpuDevice, pair: OnCpu, bounds: &EngineConfig) 
     }
     let rank_deadline = config.device.rank_deadline;
     let pools = placements[0].pools;
-    let joins = config.node.as_ref().filter(|node| node.joins);
-    let nodes = joins.map(|node| listen(node, config, &target[0], isa)).transpose()?;
+    let nodes = joined(config, |digest| NodeFacts::of(&target[0], digest, isa))?;
     let on = |Placement { partitions, .. }| {
         let (target, draft) = (target.clone(), draft.clone());
         let nodes = nodes.clone();
@@ -218,20 +206,22 @@ fn on_cpu(config: &Config, host: CpuDevice, pair: OnCpu, bounds: &EngineConfig) 
     })
 }
 
-/// Where the other nodes come to.
-fn listen(node: &NodeConfig, config: &Config, target: &Model, isa: Isa) -> Result<Nodes, LoadError> {
+/// Where the other nodes come to, if this is the first of several.
+fn joined(config: &Config, facts: impl FnOnce(&str) -> NodeFacts) -> Result<Option<Nodes>, LoadError> {
+    let first = |node: &&NodeConfig| node.joins && node.place.rank == 0;
+    let Some(node) = config.node.as_ref().filter(first) else { return Ok(None) };
     let digest = costs::target_digest(&config.model.source)?;
     let refused = |source| LoadError::Rendezvous { rendezvous: node.rendezvous.clone(), source };
     let spec = NodesSpec {
         of: node.place.of,
         rendezvous: node.listens().map_err(refused)?,
-        facts: NodeFacts::of(target, &digest, isa),
+        facts: facts(&digest),
         rank_deadline: config.device.rank_deadline,
         join_timeout: node.join_timeout,
     };
     let nodes = Nodes::listen(spec).map_err(refused)?;
     tracing::info!(nodes = node.place.of, rendezvous = %nodes.address(), "waiting for the other nodes");
-    Ok(nodes)
+    Ok(Some(nodes))
 }
 
 /// On GPUs, replica after replica: each on as many as the target has ranks.
@@ -247,7 +237,8 @@ fn on_gpus(
     let limits = PassLimits::of(bounds);
     let first = &gpus[0];
     let refused = |source| LoadError::OpenGpu { ordinal: first.ordinal, source: Box::new(source) };
-    let [ranks, draft_ranks] = [config.device.tensor_parallel, config.device.draft_tensor_parallel];
+    let (shards, draft_ranks) = (target_shards(config), config.device.draft_tensor_parallel);
+    let (ranks, first_shard) = (shards.len(), shards[0]);
     let facts = |config: &ModelConfig, shard: Shard, dtype| -> Result<ModelFacts, LoadError> {
         shard.check(config)?;
         let weight_bytes = CudaModel::weight_bytes(config, shard, dtype)?;
@@ -263,34 +254,34 @@ fn on_gpus(
     let of_rank = |rank: usize| -> Result<(ModelFacts, Option<ModelFacts>), LoadError> {
         let draft = draft.as_ref().zip(draft_shard(rank));
         let draft = draft.map(|(draft, shard)| facts(draft, shard, weights.draft_dtype)).transpose()?;
-        Ok((facts(&target, Shard::of(rank, ranks), weights.dtype)?, draft))
+        Ok((facts(&target, shards[rank], weights.dtype)?, draft))
     };
-    let footprint = |model: &ModelFacts, ranks: usize, sizes: CudaSizes| {
-        let shard = Shard::of(0, ranks);
-        ModelFootprint {
-            weight_bytes: model.weight_bytes,
-            kv_bytes_per_token: shard.config(&model.config).kv_bytes_per_token(model.dtype),
-            max_context: model.config.max_context,
-            workspace_bytes: sizes.workspace_bytes(&model.config, shard, model.dtype),
-        }
+    let footprint = |model: &ModelFacts, shard: Shard, sizes: CudaSizes| ModelFootprint {
+        weight_bytes: model.weight_bytes,
+        kv_bytes_per_token: shard.config(&model.config).kv_bytes_per_token(model.dtype),
+        max_context: model.config.max_context,
+        workspace_bytes: sizes.workspace_bytes(&model.config, shard, model.dtype),
     };
     let (of_target, of_draft) = of_rank(0)?;
-    let mut for_target = footprint(&of_target, ranks, limits.cuda_verify(bounds));
+    let mut for_target = footprint(&of_target, first_shard, limits.cuda_verify(bounds));
     if let Some(head) = draft.as_ref().filter(|draft| draft.head.is_some()) {
         for_target.kv_bytes_per_token += CudaFeaturePages::bytes_per_token(head, weights.dtype);
         for_target.workspace_bytes += limits.cuda_verify(bounds).attached_bytes(head, weights.dtype);
     }
-    let for_draft = of_draft.as_ref().map(|draft| footprint(draft, draft_ranks, limits.cuda_draft(bounds)));
+    let for_draft =
+        of_draft.as_ref().map(|draft| footprint(draft, Shard::of(0, draft_ranks), limits.cuda_draft(bounds)));
     let device = GpuDevice {
         sms: first.sms,
         memory_bytes: gpus.iter().map(|gpu| gpu.memory_bytes).min().unwrap_or(0),
         utilization: config.device.gpu_memory_utilization,
     };
-    let (asked, kv) = (config.draft_sms(), request(config, bounds));
+    // Without a draft, as on nodes behind the first, no SMs are for one.
+    let asked = config.draft_sms().filter(|_| draft.is_some() || config.node.is_none());
+    let kv = request(config, bounds);
     let mut placement = place_on_gpu(&device, asked, &for_target, for_draft.as_ref(), &kv)?;
     let of_apart = apart.map(|draft| facts(draft, Shard::WHOLE, weights.draft_dtype)).transpose()?;
     if let Some(draft) = &of_apart {
-        let alone = footprint(draft, 1, limits.cuda_draft(bounds));
+        let alone = footprint(draft, Shard::WHOLE, limits.cuda_draft(bounds));
         let KvPools { target_blocks, kv_bytes, .. } = place_on_gpu(&device, None, &alone, None, &kv)?.pools;
         placement.pools.draft_blocks = target_blocks;
         placement.pools.kv_bytes += kv_bytes;
@@ -306,11 +297,13 @@ fn on_gpus(
             kernel_cache: kernel_cache.clone(),
             target,
             draft,
-            weights: weights.on_gpu(Shard::of(rank, ranks), draft_shard),
+            weights: weights.on_gpu(shards[rank], draft_shard),
         }))
     };
-    let nccl =
-        (ranks > 1).then(nccl_library).transpose().map_err(|error| refused(CudaError::from(error).into()))?;
+    let nccl = (first_shard.ranks > 1)
+        .then(nccl_library)
+        .transpose()
+        .map_err(|error| refused(CudaError::from(error).into()))?;
     for library in libraries().into_iter().flatten().chain(nccl) {
         tracing::info!("loaded {library}");
     }
@@ -330,7 +323,9 @@ fn on_gpus(
             })
         });
         let rank_deadline = config.device.rank_deadline;
-        let mut spec = CudaSpec { ranks, apart, draft_sms: draft_sms.clone(), rank_deadline };
+        let on_gpu = |digest: &str| NodeFacts::on_gpu(&of_target, first_shard, digest, first);
+        let nodes = joined(config, on_gpu)?;
+        let mut spec = CudaSpec { ranks, apart, draft_sms: draft_sms.clone(), rank_deadline, nodes };
         let progress = &mut |progress| watch("weights", progress);
         if asked.is_some() {
             spec.open(progress).map_err(refused)?;

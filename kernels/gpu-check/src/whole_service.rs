@@ -149,6 +149,7 @@ impl Pair {
             apart: None,
             draft_sms: vec![SPLIT],
             rank_deadline: RANK_DEADLINE,
+            nodes: None,
         }))
     }
 

@@ -93,6 +93,14 @@ pub enum CollectiveError {
         /// The group's deadline.
         within: Duration,
     },
+    /// All ranks of this process have come, and the call does not end: one on another node is missing.
+    #[error("ranks on other nodes, of {ranks}, have not come within {} ms", within.as_millis())]
+    Elsewhere {
+        /// Ranks of the group.
+        ranks: usize,
+        /// The group's deadline.
+        within: Duration,
+    },
     /// All ranks have come, and yet the call does not end.
     #[error("calls of {ranks} ranks have not ended within {} ms, though all have come", within.as_millis())]
     Stuck {

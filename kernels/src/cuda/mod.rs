@@ -19,8 +19,9 @@ mod speculation_launches;
 pub use attention_launches::*;
 pub use compile::{Compiler, Cubin, KernelUsage, NvrtcError, usages};
 pub use device::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, NcclRankSlot, Place, Plain,
-    Product, Share, SharePair, Upload, nccl_group, nccl_version, prepare_environment, probe, probe_one,
+    Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, NcclId, NcclRankSlot, Place,
+    Plain, Product, Share, SharePair, Upload, nccl_group, nccl_group_of, nccl_version, prepare_environment,
+    probe, probe_one,
 };
 pub use launch::*;
 pub use libraries::{LibraryError, LoadedLibrary, libraries, nccl_library};

@@ -20,7 +20,7 @@ pub use cuda_lane::{CudaLane, Event, Graph};
 pub use error::CudaError;
 pub use gpu::Gpu;
 pub use memory::{Arena, DeviceBuffer, Flags, Place, Plain};
-pub use nccl_group::{NcclRankSlot, nccl_group};
+pub use nccl_group::{NcclId, NcclRankSlot, nccl_group, nccl_group_of};
 pub use probe::{GpuInfo, prepare_environment, probe, probe_one};
 pub use sms::{Share, SharePair};
 pub use upload::Upload;

@@ -14,6 +14,8 @@ use crate::cuda::{Element, Ptr};
 use cudarc::driver::sys::CUstream;
 use cudarc::nccl::sys::ncclUniqueId;
 use std::collections::VecDeque;
+use std::ffi::c_char;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,7 +34,34 @@ pub struct NcclRankSlot {
     rank: usize,
 }
 
-/// A group of so many ranks. A rank that the others have waited for longer than `deadline` is taken for lost.
+/// What the ranks of a group find each other by, on whichever node.
+#[derive(Clone)]
+pub struct NcclId(ncclUniqueId);
+
+impl NcclId {
+    /// That of a new group.
+    ///
+    /// # Errors
+    /// NCCL is not there or too old.
+    pub fn new() -> Result<NcclId, CudaError> {
+        unique_id().map(NcclId)
+    }
+
+    /// As it travels.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.internal.iter().flat_map(|byte| byte.to_ne_bytes()).collect()
+    }
+
+    /// As it came; none if that is none.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Option<NcclId> {
+        let internal: Vec<c_char> = bytes.iter().map(|byte| c_char::from_ne_bytes([*byte])).collect();
+        internal.try_into().ok().map(|internal| NcclId(ncclUniqueId { internal }))
+    }
+}
+
+/// A group of so many ranks, all of this process. A rank that the others have waited for longer than `deadline` is taken for lost.
 ///
 /// # Errors
 /// NCCL is not there or too old.
@@ -40,17 +69,29 @@ pub struct NcclRankSlot {
 /// # Panics
 /// For a group of nobody.
 pub fn nccl_group(ranks: usize, deadline: Duration) -> Result<Vec<NcclRankSlot>, CudaError> {
-    assert!(ranks > 0, "a group of no ranks");
+    Ok(nccl_group_of(&NcclId::new()?, ranks, 0..ranks, deadline))
+}
+
+/// The ranks that are `here` of a group of so many. Of the others NCCL alone knows.
+///
+/// # Panics
+/// For a group of nobody, or ranks that it has not.
+#[must_use]
+pub fn nccl_group_of(id: &NcclId, ranks: usize, here: Range<usize>, deadline: Duration) -> Vec<NcclRankSlot> {
+    assert!(ranks > 0 && here.end <= ranks, "a group of no ranks, or {here:?} of {ranks}");
     let states = (0..ranks).map(|_| RankState::default()).collect();
     let (aborted, plans) = (OnceLock::new(), Mutex::default());
-    let shared = Arc::new(Shared { id: unique_id()?, deadline, aborted, states, plans });
-    Ok((0..ranks).map(|rank| NcclRankSlot { shared: shared.clone(), rank }).collect())
+    let shared = Arc::new(Shared { id: id.0, here: here.clone(), deadline, aborted, states, plans });
+    here.map(|rank| NcclRankSlot { shared: shared.clone(), rank }).collect()
 }
 
 struct Shared {
     id: ncclUniqueId,
+    /// The ranks of this process.
+    here: Range<usize>,
     deadline: Duration,
     aborted: OnceLock<String>,
+    /// Of the others nothing is known.
     states: Vec<RankState>,
     /// Plans that not all ranks have begun yet.
     plans: Mutex<Plans>,
@@ -164,8 +205,9 @@ impl Shared {
     /// The end of a group whose ranks have not come in time.
     fn too_late(&self, misses: impl Fn(&RankState) -> bool, within: Duration) -> CollectiveError {
         let ranks = self.states.len();
-        let error = match self.states.iter().position(misses) {
+        let error = match self.here.clone().find(|rank| misses(&self.states[*rank])) {
             Some(missing) => CollectiveError::Deadline { missing, ranks, within },
+            None if self.here.len() < ranks => CollectiveError::Elsewhere { ranks, within },
             None => CollectiveError::Stuck { ranks, within },
         };
         self.abort(&error.to_string());
@@ -195,7 +237,7 @@ impl Nccl {
             return Err(error);
         }
         begun.ranks += 1;
-        while plans.begun.front().is_some_and(|begun| begun.ranks == self.shared.states.len()) {
+        while plans.begun.front().is_some_and(|begun| begun.ranks == self.shared.here.len()) {
             plans.begun.pop_front();
             plans.done += 1;
         }
