@@ -30,6 +30,20 @@ REFUSALS = [
     ({"apiKeys": {"required": False}, "autoscaling": {"enabled": True}, "cache": {"type": "pvc"}}, "ReadWriteMany"),
     ({"apiKeys": {"required": False}, "cache": {"type": "existing"}}, "cache.claim"),
 ]
+# What the examples leave out: each must be valid too.
+KEYS = {"apiKeys": {"existingSecret": "keys"}}
+VARIANTS = [
+    KEYS,
+    {**KEYS, "config": {"server": {"tls": {"cert": "/tls/tls.crt", "key": "/tls/tls.key"}}},
+     "extraVolumes": [{"name": "tls", "secret": {"secretName": "tls"}}],
+     "extraVolumeMounts": [{"name": "tls", "mountPath": "/tls", "readOnly": True}], "serviceMonitor": {"enabled": True}},
+    {**KEYS, "cache": {"type": "existing", "claim": "hub"}, "service": {"type": "LoadBalancer"}, "podDisruptionBudget": {"enabled": False}},
+    {**KEYS, "gpus": 8, "runtimeClassName": "nvidia", "priorityClassName": "high", "nodeSelector": {"gpu": "h100"},
+     "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}],
+     "affinity": {"nodeAffinity": {}}, "env": [{"name": "HF_ENDPOINT", "value": "http://hub.example"}],
+     "podAnnotations": {"a": "b"}, "podLabels": {"c": "d"}, "imagePullSecrets": [{"name": "registry"}]},
+    {**KEYS, "nodes": 2, "gpus": 8, "autoscaling": {"enabled": True, "kvUsage": None}, "inferencePool": {"enabled": True, "failureMode": "FailClose"}},
+]
 
 
 def rendered(chart, values):
@@ -74,6 +88,16 @@ def main():
             assert word in str(err), f"{values} is refused by other words: {err}"
         else:
             raise AssertionError(f"{values} is not refused")
+    for values in VARIANTS:
+        for resource in yaml.safe_load_all(rendered(chart, values)):
+            validate(resource)
+    try:
+        for resource in yaml.safe_load_all(rendered(chart, {**KEYS, "env": [{"nam": "HF_ENDPOINT"}]})):
+            validate(resource)
+    except kubernetes_validate.ValidationError as err:
+        assert "nam" in str(err), err
+    else:
+        raise AssertionError("the schemas take everything")
     examples = sorted((CHARTS / "values").glob("*.yaml"))
     assert len(examples) == 3, examples
     for path in examples:
