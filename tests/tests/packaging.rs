@@ -124,7 +124,7 @@ fn the_images_config_is_valid_and_names_what_is_in_it() {
         config.contains("listen: 0.0.0.0:8000") && script.contains("\"ExposedPorts\": {\"8000/tcp\": {}}")
     );
     assert!(
-        config.contains("/var/cache/faser") && script.contains("\"Volumes\": {\"/var/cache/faser\": {}}")
+        config.contains("/var/cache/faser") && script.contains("\"Volumes\": {\"/var/cache/faser\": {}, ")
     );
     assert!(assets().values().any(|to| to == "usr/share/doc/faser/examples/"), "where its config points to");
 }
