@@ -27,6 +27,7 @@ Examples:
   faser serve Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B    models by their names, which are downloaded
   faser serve -c configs/laptop.yaml --listen 127.0.0.1:0
   faser ctl status                                what does the running daemon do?
+  faser ctl ready --wait 300                      until it takes requests: a container's health check
   faser top                                       the same, live
   faser check -c my.yaml                          is this config right, and does it fit this machine?
   faser serve model.gguf                          a GGUF file, or a model's folder, without a config

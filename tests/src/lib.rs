@@ -8,6 +8,7 @@ pub mod client;
 pub mod event_stream;
 pub mod hub;
 pub mod metrics;
+pub mod planned;
 pub mod rules;
 mod server;
 mod service_manager;

@@ -176,9 +176,13 @@ fn a_wrong_file_or_value_is_refused_and_changes_nothing() {
 fn a_drain_under_load_breaks_no_stream_and_ends_with_resume() {
     let server = Server::start(&format!("{PAIR}scheduler: {{max_running: 8}}\ndrain_timeout_s: 600\n"));
     let client = server.client();
+    let (code, text) = server.ctl(&["ready"]);
+    assert!(code == Some(0) && text.starts_with("serving"), "{text}");
     let transcripts = streams(client, 300, |_| {
         let (code, text) = server.ctl(&["drain"]);
         assert_eq!(code, Some(0), "{text}");
+        let (code, text) = server.ctl(&["ready"]);
+        assert!(code == Some(1) && text.starts_with("paused"), "{text}");
         let refused = client.post("/v1/completions", &json!({"prompt": "too late"}));
         assert_eq!((refused.status, refused.error()["code"].as_str()), (503, Some("drained")), "{refused:?}");
         assert_eq!((client.get("/ready").status, client.get("/health").status), (503, 200));
@@ -191,6 +195,7 @@ fn a_drain_under_load_breaks_no_stream_and_ends_with_resume() {
     let (code, text) = server.ctl(&["profile"]);
     assert!(code == Some(0) && text.contains("measured now"), "{text}");
     assert_eq!(server.ctl(&["resume"]).0, Some(0));
+    assert_eq!(server.ctl(&["ready", "--wait", "60"]).0, Some(0));
     assert_eq!(client.get("/ready").status, 200);
     assert_eq!(client.post("/v1/completions", &json!({"prompt": "again", "max_tokens": 3})).status, 200);
     // And for good.
@@ -198,6 +203,7 @@ fn a_drain_under_load_breaks_no_stream_and_ends_with_resume() {
     assert!(transcripts.iter().all(Transcript::complete), "no stream is broken");
     server.ends_well();
     assert!(!server.socket().exists(), "the socket goes with the daemon");
+    assert_eq!(server.ctl(&["ready", "--wait", "1"]).0, Some(3), "and nobody is ready");
 }
 
 #[test]

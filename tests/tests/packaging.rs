@@ -1,10 +1,12 @@
-//! The Debian package: what .ci/deb packs is there, and its parts name one another rightly. The package itself is built by hand.
+//! Packages: what .ci/deb and .ci/pack pack is there, and its parts name one another rightly. The Debian package itself is built by hand; .ci/run
+//! makes the tarball and the CPU's image, and tries them.
 
 use std::{collections::BTreeMap, process::Command};
 
+use faser_tests::faser;
 use faser_tests::rules::{read, root};
 
-/// What .ci/deb makes before it packs.
+/// Where .ci/deb has .ci/made write before it packs.
 const MADE: &str = "../target/debian/made/";
 
 /// `[package.metadata.deb]` of the daemon.
@@ -45,13 +47,14 @@ fn matches(source: &str) -> usize {
 
 #[test]
 fn what_is_packed_is_there_or_is_made() {
-    let script = read(".ci/deb");
+    assert!(read(".ci/deb").contains(&format!(".ci/made \"$binary\" {}", MADE[3..].trim_end_matches('/'))));
+    let script = read(".ci/made");
     let assets = assets();
     for source in assets.keys().filter(|source| *source != "target/release/faser") {
         match source.strip_prefix(MADE) {
             Some(made) => {
                 let name = made.split(['/', '.']).next().unwrap_or_default();
-                assert!(script.contains(&format!("$made/{name}")), ".ci/deb does not make {source}");
+                assert!(script.contains(&format!("$made/{name}")), ".ci/made does not make {source}");
             }
             None => assert!(matches(source) > 0, "{source} is not there"),
         }
@@ -103,4 +106,39 @@ fn the_changelog_is_of_this_version() {
     let first = read("configs/debian/changelog").lines().next().map(str::to_owned).unwrap_or_default();
     let wanted = format!("faser ({}-1) ", env!("CARGO_PKG_VERSION"));
     assert!(first.starts_with(&wanted), "{first}, but the version is {wanted}");
+}
+
+#[test]
+fn the_images_config_is_valid_and_names_what_is_in_it() {
+    let path = root().join("configs/image/faser.yaml");
+    let output =
+        Command::new(faser()).args(["check", "-c"]).arg(&path).output().expect("the binary can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (config, script) = (read("configs/image/faser.yaml"), read(".ci/pack"));
+    // The credential `api-keys` in the folder that the image says.
+    assert!(
+        config.contains("/run/secrets/api-keys")
+            && script.contains("\"CREDENTIALS_DIRECTORY\": \"/run/secrets\"")
+    );
+    assert!(
+        config.contains("listen: 0.0.0.0:8000") && script.contains("\"ExposedPorts\": {\"8000/tcp\": {}}")
+    );
+    assert!(
+        config.contains("/var/cache/faser") && script.contains("\"Volumes\": {\"/var/cache/faser\": {}, ")
+    );
+    assert!(assets().values().any(|to| to == "usr/share/doc/faser/examples/"), "where its config points to");
+}
+
+#[test]
+fn images_have_the_libraries_that_are_looked_for() {
+    let script = read(".ci/pack");
+    let libraries = read("kernels/src/cuda/libraries.rs");
+    for name in ["libnvrtc.so.", "libcublasLt.so.", "libnccl.so."] {
+        assert!(libraries.contains(&format!("\"{name}")), "{name} is not looked for any more");
+        assert!(script.contains(&format!("\"{name}*\"")), ".ci/pack packs no {name}");
+    }
+    // Wheels that the errors name too.
+    for package in libraries.split('"').filter(|word| word.starts_with("nvidia-")) {
+        assert!(script.contains(&format!("\"{package}==")), ".ci/pack takes no {package}");
+    }
 }

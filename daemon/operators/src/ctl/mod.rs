@@ -1,10 +1,12 @@
 //! `faser ctl`: one call of the admin API from a terminal. Its exit status: 0 done, 1 refused by the daemon, 2 wrong use, 3 no daemon there.
 
 mod dashboard_proxy;
+mod readiness;
 mod show;
 pub mod socket_client;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use faser_config::tunables::TUNABLES;
@@ -23,6 +25,7 @@ Exit status: 0 done, 1 refused by the daemon, 2 wrong use, 3 no daemon there.
 
 Examples:
   faser ctl status
+  faser ctl ready --wait 300                      until requests are taken; the health check of a container
   faser ctl --socket /tmp/admin.sock requests
   faser ctl policy set policy=fixed:4 k_max=3     until the next reload; streams go on
   faser ctl reload && faser ctl config
@@ -51,7 +54,13 @@ pub struct CtlArgs {
 pub enum CtlCommand {
     /// What the daemon does now: throughput, queue, KV, lanes, acceptance.
     Status,
-    /// The same again and again, one JSON object per line.
+    /// Whether requests are taken: exit status 0 if so, else 1 with the reason, 3 without a daemon.
+    Ready {
+        /// How long to wait for it, also for a daemon that is not there yet, in s.
+        #[arg(long, value_name = "S", default_value_t = 0)]
+        wait: u64,
+    },
+    /// The same as status again and again, one JSON object per line.
     Events {
         /// Time between two, in ms.
         #[arg(long, value_name = "MS", default_value_t = 1000)]
@@ -173,6 +182,7 @@ pub fn ctl(args: &CtlArgs) -> Result<i32, CtlError> {
     };
     match &args.command {
         CtlCommand::Status => look("/v1/status", show::status),
+        CtlCommand::Ready { wait } => readiness::ready(&client, pair, Duration::from_secs(*wait), args.json),
         CtlCommand::Requests => look("/v1/requests", show::requests),
         CtlCommand::Config => look("/v1/config", show::config),
         CtlCommand::Plan => look("/v1/plan", show::pretty),
