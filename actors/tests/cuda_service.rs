@@ -93,6 +93,7 @@ fn on_gpu_keeping(kernel_cache: Option<PathBuf>, draft_sms: &[u32], utilization:
         draft_sms: draft_sms.to_vec(),
         rank_deadline: PATIENCE,
         nodes: None,
+        own_ranks: None,
     })
 }
 
@@ -128,6 +129,7 @@ fn over_gpus(target: usize, draft: usize, deadline: Duration) -> DeviceSpec {
         draft_sms: vec![16],
         rank_deadline: deadline,
         nodes: None,
+        own_ranks: None,
     })
 }
 
@@ -152,7 +154,14 @@ fn on_own_gpus() -> DeviceSpec {
     let ranks = vec![gpu(0, &target, WeightSource::Synthetic)];
     let apart = gpu(1, &draft, WeightSource::SyntheticDraft);
     let draft_sms = vec![apart.source().info.sms];
-    DeviceSpec::Cuda(CudaSpec { ranks, apart: Some(apart), draft_sms, rank_deadline: PATIENCE, nodes: None })
+    DeviceSpec::Cuda(CudaSpec {
+        ranks,
+        apart: Some(apart),
+        draft_sms,
+        rank_deadline: PATIENCE,
+        nodes: None,
+        own_ranks: None,
+    })
 }
 
 fn spec(device: DeviceSpec) -> ServiceSpec {

@@ -1,5 +1,8 @@
 //! One target over several nodes: processes on loopback here. The same texts as by one, whichever of them is killed or frozen, and when.
 
+mod fake_gpu;
+
+use std::ffi::OsString;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -42,18 +45,26 @@ struct Nodes {
     running: Vec<Child>,
     port: u16,
     split: String,
+    /// Of the environment.
+    variables: Vec<(&'static str, OsString)>,
 }
 
 impl Nodes {
     /// Nodes 1, 2, .. of so many; `device` is what the config says of ranks.
     fn start(of: usize, device: &str) -> Nodes {
+        let device = format!("kind: cpu, threads: 1, rank_deadline_s: 3, {device}");
+        Nodes::start_with(of, &format!("device: {{{device}}}\n{PAIR}"), Vec::new())
+    }
+
+    /// The same of this config, where those variables are set.
+    fn start_with(of: usize, split: &str, variables: Vec<(&'static str, OsString)>) -> Nodes {
         let free = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = free.local_addr().expect("its address").port();
         drop(free);
-        let split = format!("device: {{kind: cpu, threads: 1, rank_deadline_s: 3, {device}}}\n{PAIR}");
-        let mut nodes = Nodes { configs: Vec::new(), running: Vec::new(), port, split };
+        let split = split.to_owned();
+        let mut nodes = Nodes { configs: Vec::new(), running: Vec::new(), port, split, variables };
         nodes.configs = (1..of).map(|rank| Config::new(&nodes.yaml(rank, of))).collect();
-        nodes.running = nodes.configs.iter().map(start).collect();
+        nodes.running = nodes.configs.iter().map(|config| nodes.node(config)).collect();
         nodes
     }
 
@@ -66,15 +77,20 @@ impl Nodes {
 
     /// The first node, once all have come.
     fn leader(&self) -> Server {
-        Server::start(&self.yaml(0, self.configs.len() + 1))
+        Server::start_with(&self.yaml(0, self.configs.len() + 1), &self.variables)
+    }
+
+    fn node(&self, config: &Config) -> Child {
+        let mut command = config.serve();
+        command.envs(self.variables.iter().cloned()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("a node")
     }
 
     /// As a service manager would have it again.
     fn start_again(&mut self, node: usize) {
-        let child = &mut self.running[node - 1];
-        let _ = child.kill();
-        let _ = child.wait();
-        *child = start(&self.configs[node - 1]);
+        let _ = self.running[node - 1].kill();
+        let _ = self.running[node - 1].wait();
+        self.running[node - 1] = self.node(&self.configs[node - 1]);
     }
 
     fn signal(&self, node: usize, signal: &str) {
@@ -91,11 +107,6 @@ impl Drop for Nodes {
             let _ = child.wait();
         }
     }
-}
-
-fn start(config: &Config) -> Child {
-    let mut command = config.serve();
-    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("a node")
 }
 
 /// What is told of a choice, of each request, all sent at once.
@@ -201,6 +212,52 @@ fn nodes_outlive_the_first_and_come_to_the_next() {
     second.ends_well();
 }
 
+/// Ranks on GPUs of several nodes, over the fake driver and the fake NCCL: the CPU's texts, also where a node dies.
+#[test]
+fn nodes_with_gpus_give_the_texts_of_the_cpu() {
+    const TINY: &str = "\
+model:
+  dtype: f32
+  synthetic: {preset: tiny, layers: 2, hidden: 64, intermediate: 32, heads: 4, kv_heads: 2, vocab: 300, max_context: 64, residual_scale: 0.2}
+kv: {memory: 1MiB}
+scheduler: {max_running: 3, max_pass_rows: 8}
+speculation: {policy: 'fixed:2'}
+";
+    let folder = std::env::temp_dir().join(format!("fake-nccl-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let more = [("FASER_FAKE_GPUS", "2"), ("FASER_FAKE_NCCL_DIR", folder.to_str().expect("a name"))];
+    let Some(variables) = fake_gpu::variables("nodes_with_gpus_give_the_texts_of_the_cpu", &more) else {
+        return;
+    };
+    let bodies: Vec<Value> = (0..3)
+        .map(|number: u32| {
+            let prompt: Vec<u32> = (0..5 + 4 * number).map(|i| (i * 37 + number) % 256).collect();
+            let temperature = if number == 1 { 0.0 } else { 0.8 };
+            json!({"prompt": prompt, "max_tokens": 10, "seed": number, "temperature": temperature})
+        })
+        .collect();
+    let cpu = Server::start(&format!("device: {{kind: cpu, threads: 1}}\n{TINY}"));
+    let expected = answers(&cpu, &bodies);
+    drop(cpu);
+    for (of, split) in [(2, "kind: 'cuda:0', tensor_parallel: 2"), (2, "kind: 'cuda:0', tensor_parallel: 4")]
+    {
+        let device = format!("device: {{{split}, rank_deadline_s: 20, partitions: []}}\n{TINY}");
+        let mut nodes = Nodes::start_with(of, &device, variables.clone());
+        let leader = nodes.leader();
+        assert_eq!(texts(&answers(&leader, &bodies)), texts(&expected), "{split}");
+        let found = std::thread::scope(|scope| {
+            let found = scope.spawn(|| answers(&leader, &bodies));
+            std::thread::sleep(Duration::from_millis(300));
+            nodes.start_again(1);
+            found.join().expect("answers")
+        });
+        assert_eq!(texts(&found), texts(&expected), "{split}: a node was killed\n{}", leader.output());
+        leader.terminate();
+        leader.ends_well();
+    }
+    let _ = std::fs::remove_dir_all(&folder);
+}
+
 fn until(holds: impl Fn() -> bool) {
     let begin = Instant::now();
     while !holds() {
@@ -233,8 +290,8 @@ fn what_nodes_cannot_be_is_said() {
             "`device.replicas` must be 1",
         ),
         (
-            "node: {rank: 0, of: 2, rendezvous: '127.0.0.1:1'}\ndevice: {kind: cuda, tensor_parallel: 2}\n",
-            "several nodes (`node`) have the CPU alone so far",
+            "node: {rank: 0, of: 2, rendezvous: '127.0.0.1:1'}\ndevice: {kind: cuda, pipeline_parallel: 2}\n",
+            "`device.pipeline_parallel` is for the CPU alone so far",
         ),
         ("device: {kind: cpu, pipeline_parallel: 64}\n", "layers are fewer than 64 stages"),
     ] {

@@ -2,6 +2,7 @@
 //! it is well.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -53,8 +54,10 @@ pub struct CudaSpec {
     pub draft_sms: Vec<u32>,
     /// A rank that another has waited for longer is lost, and the group is built anew. Generous: a rank may be at a long prefill.
     pub rank_deadline: Duration,
-    /// The nodes that have the other ranks of the target; none where all are here.
+    /// The nodes that have the other ranks of the target; none where all are here, or on a node that does not lead.
     pub nodes: Option<Nodes>,
+    /// Which of the target's ranks are here, where not all are.
+    pub own_ranks: Option<Range<usize>>,
 }
 
 /// A GPU that is opened when it is first wanted. Clones are the same one.
@@ -198,7 +201,7 @@ impl CudaSpec {
         let target: Vec<Shard> = ranks.iter().map(|rank| rank.target.shard()).collect();
         let draft: Vec<Shard> =
             ranks.iter().flat_map(|rank| &rank.draft).map(|model| model.shard()).collect();
-        whole_group("target", &target, self.nodes.as_ref().map(Nodes::own_ranks))?;
+        whole_group("target", &target, self.own_ranks.clone())?;
         if copies(&draft) == Some(ranks.len()) {
             return Ok(ranks);
         }

@@ -155,7 +155,8 @@ impl DeviceSpec {
             DeviceSpec::Cpu(spec) => (spec.target_ranks().0, spec.draft.len() / spec.copies().unwrap_or(1)),
             DeviceSpec::Cuda(spec) => {
                 let drafts = spec.ranks.iter().filter(|rank| rank.source().draft.is_some());
-                (spec.ranks.len(), if spec.has_copies() { 1 } else { drafts.count() })
+                let ranks = spec.nodes.as_ref().map_or(spec.ranks.len(), Nodes::ranks);
+                (ranks, if spec.has_copies() { 1 } else { drafts.count() })
             }
         };
         (target, draft.max(1))

@@ -115,6 +115,11 @@ impl Nodes {
         self.0.changed.notify_all();
     }
 
+    /// All ranks of the target.
+    pub(crate) fn ranks(&self) -> usize {
+        self.0.spec.facts.ranks
+    }
+
     /// Ranks of the target that are here.
     pub(crate) fn own_ranks(&self) -> Range<usize> {
         self.place().ranks(self.0.spec.facts.ranks)

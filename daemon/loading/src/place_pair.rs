@@ -325,7 +325,9 @@ fn on_gpus(
         let rank_deadline = config.device.rank_deadline;
         let on_gpu = |digest: &str| NodeFacts::on_gpu(&of_target, first_shard, digest, first);
         let nodes = joined(config, on_gpu)?;
-        let mut spec = CudaSpec { ranks, apart, draft_sms: draft_sms.clone(), rank_deadline, nodes };
+        let own_ranks = config.node.as_ref().map(|node| node.place.ranks(first_shard.ranks));
+        let mut spec =
+            CudaSpec { ranks, apart, draft_sms: draft_sms.clone(), rank_deadline, nodes, own_ranks };
         let progress = &mut |progress| watch("weights", progress);
         if asked.is_some() {
             spec.open(progress).map_err(refused)?;

@@ -150,6 +150,7 @@ impl Pair {
             draft_sms: vec![SPLIT],
             rank_deadline: RANK_DEADLINE,
             nodes: None,
+            own_ranks: None,
         }))
     }
 

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <memory>
 #include <string>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace fake {
