@@ -33,6 +33,8 @@ pub fn planned(hub: &Hub, config: &str, what: &str) -> Value {
         .env("HF_HOME", config.folder().join("hf"))
         .env_remove("HF_HUB_CACHE")
         .env_remove("HF_HUB_OFFLINE");
+    // As LeaderWorkerSet starts the first of two nodes, for configs that ask.
+    command.envs([("LWS_LEADER_ADDRESS", "127.0.0.1"), ("LWS_GROUP_SIZE", "2"), ("LWS_WORKER_INDEX", "0")]);
     let output = command.output().expect("the binary can be started");
     let said = String::from_utf8_lossy(&output.stderr);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{what}: {said}"));

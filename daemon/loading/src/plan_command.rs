@@ -13,8 +13,9 @@ use faser_hub::Extent;
 use faser_models::cuda::{CudaFeaturePages, CudaModel};
 use faser_models::{Features, ModelConfig, Scratch, Shard, fitted};
 use faser_topology::{
-    CpuDevice, DeviceId, DeviceLoad, Divisible, Joined, KvRequest, Lanes, LinkKind, Plan, PlanDevices,
-    PlanModel, PlanRefusal, PlanRequest, Rank, Replica, Share, ShareBytes, Topology, plan as planned,
+    CpuDevice, DeviceId, DeviceLoad, Divisible, GpuDevice, Joined, KvRequest, Lanes, LinkKind, Plan,
+    PlanDevices, PlanModel, PlanRefusal, PlanRequest, Rank, Replica, Share, ShareBytes, Topology,
+    plan as planned,
 };
 use serde::Serialize;
 
@@ -23,7 +24,7 @@ use crate::draft_dtype::{draft_dtype, held_apart};
 use crate::error::LoadError;
 use crate::fetch::fetched;
 use crate::locate;
-use crate::plan_nodes::{NodesPlan, over_nodes};
+use crate::plan_nodes::{NodeMachine, NodesPlan, over_nodes};
 use crate::shares::{beside_past_outputs, of_past_outputs};
 
 #[cfg(test)]
@@ -194,7 +195,23 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
         shards[0].check(&models.target.config)?;
         let (target, draft) =
             ((&target, config.model.dtype), draft.as_ref().map(|draft| (draft, draft_held)));
-        nodes = Some(over_nodes(&left, (count, &shards), target, draft, &request.kv));
+        let each = shards.len() / count;
+        let machine = match &request.devices {
+            PlanDevices::Cpu { .. } => Ok(NodeMachine::Cpu(&left)),
+            PlanDevices::Gpus { usable, .. } if usable.len() < each => {
+                Err(format!("a node has {each} ranks, and this machine {} GPUs", usable.len()))
+            }
+            PlanDevices::Gpus { usable, utilization, draft_sms } => {
+                let own = || usable[..each].iter().map(|gpu| &topology.gpus[*gpu]);
+                let memory_bytes = own().map(|gpu| gpu.memory_bytes).min().unwrap_or(0);
+                let sms = own().map(|gpu| gpu.sms).min().unwrap_or(0);
+                let gpu = GpuDevice { sms, memory_bytes, utilization: *utilization };
+                Ok(NodeMachine::Gpus(gpu, draft_sms.as_deref()))
+            }
+        };
+        let planned =
+            machine.and_then(|machine| over_nodes(&machine, (count, &shards), target, draft, &request.kv));
+        nodes = Some(planned);
     }
     let (plan, nodes, refusal) = match nodes {
         Some(Ok(nodes)) => (None, Some(nodes), None),

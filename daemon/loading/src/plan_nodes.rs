@@ -6,7 +6,7 @@ use std::ops::Range;
 use faser_actors::Dtype;
 use faser_config::sizes::written;
 use faser_models::Shard;
-use faser_topology::{CpuDevice, KvRequest, ModelFootprint, ShareBytes, place};
+use faser_topology::{CpuDevice, GpuDevice, KvRequest, ModelFootprint, ShareBytes, place, place_on_gpu};
 use serde::Serialize;
 
 use crate::plan_command::Planned;
@@ -28,7 +28,7 @@ pub struct NodeShare {
     pub workspace_bytes: u64,
     /// KV of its ranks, and of the draft.
     pub kv_bytes: u64,
-    /// What the machine has.
+    /// What the machine has, or may be used of its GPUs.
     pub memory_bytes: u64,
 }
 
@@ -47,12 +47,20 @@ pub struct NodesPlan {
     pub nodes: Vec<NodeShare>,
 }
 
-/// Plans `shards`, all of a group, for so many nodes like `host`. The first node sizes the KV, as it does where it is served.
+/// A machine such as each node is.
+pub(crate) enum NodeMachine<'a> {
+    /// Its cores and memory.
+    Cpu(&'a CpuDevice),
+    /// A GPU of it, one for each rank, and the SMs for drafting that are asked for.
+    Gpus(GpuDevice, Option<&'a [u32]>),
+}
+
+/// Plans `shards`, all of a group, for so many nodes. The first node sizes the KV, as it does where it is served.
 ///
 /// # Errors
 /// What does not fit, in words.
 pub(crate) fn over_nodes(
-    host: &CpuDevice,
+    machine: &NodeMachine<'_>,
     (nodes, shards): (usize, &[Shard]),
     target: (&Planned<'_>, Dtype),
     draft: Option<(&Planned<'_>, Dtype)>,
@@ -60,18 +68,30 @@ pub(crate) fn over_nodes(
 ) -> Result<NodesPlan, String> {
     let each = shards.len() / nodes;
     let max_context = |planned: &Planned<'_>| planned.config().max_context;
-    let of_node = |node: usize| {
+    let of_ranks = |ranks: Range<usize>| {
         let (planned, dtype) = target;
-        let own = shards[node * each..(node + 1) * each].iter().map(|shard| planned.computed(*shard, dtype));
+        let own = shards[ranks].iter().map(|shard| planned.computed(*shard, dtype));
         footprint(own, max_context(planned))
     };
+    let of_node = |node: usize| of_ranks(node * each..(node + 1) * each);
     let draft = draft.map(|(planned, dtype)| {
         footprint(std::iter::once(planned.computed(Shard::WHOLE, dtype)), max_context(planned))
     });
-    let placed = place(host, None, &of_node(0), draft.as_ref(), kv).map_err(|error| error.to_string())?;
+    let (pools, memory_bytes) = match machine {
+        NodeMachine::Cpu(host) => {
+            let placed = place(host, None, &of_node(0), draft.as_ref(), kv);
+            (placed.map_err(|error| error.to_string())?.pools, host.memory_bytes)
+        }
+        NodeMachine::Gpus(gpu, draft_sms) => {
+            // The first rank has most: the draft is with it.
+            let placed = place_on_gpu(gpu, *draft_sms, &of_ranks(0..1), draft.as_ref(), kv);
+            let budget_bytes = (gpu.memory_bytes as f64 * gpu.utilization) as u64;
+            (placed.map_err(|error| error.to_string())?.pools, budget_bytes * each as u64)
+        }
+    };
     let block_tokens = kv.block_size as u64;
-    let tokens = placed.pools.target_blocks as u64 * block_tokens;
-    let draft_tokens = placed.pools.draft_blocks as u64 * block_tokens;
+    let tokens = pools.target_blocks as u64 * block_tokens;
+    let draft_tokens = pools.draft_blocks as u64 * block_tokens;
     let share = |node: usize| {
         let own = of_node(node);
         let draft = draft.as_ref().filter(|_| node == 0);
@@ -88,7 +108,7 @@ pub(crate) fn over_nodes(
             workspace_bytes: own.workspace_bytes + of_draft(|draft| draft.workspace_bytes),
             kv_bytes: tokens * own.kv_bytes_per_token
                 + draft_tokens * of_draft(|draft| draft.kv_bytes_per_token),
-            memory_bytes: host.memory_bytes,
+            memory_bytes,
         }
     };
     let planned: Vec<NodeShare> = (0..nodes).map(share).collect();
@@ -101,7 +121,7 @@ pub(crate) fn over_nodes(
         ));
     }
     let Shard { ranks, stages, .. } = shards[0];
-    let (kv_blocks, kv_tokens) = (placed.pools.target_blocks, tokens as usize);
+    let (kv_blocks, kv_tokens) = (pools.target_blocks, tokens as usize);
     Ok(NodesPlan { ranks, stages, kv_blocks, kv_tokens, nodes: planned })
 }
 

@@ -31,6 +31,9 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- $_ := set $server "allow_public_without_keys" true }}
 {{- end }}
 {{- $_ := set $config "server" (mergeOverwrite $server (default (dict) $config.server)) }}
+{{- if gt (int .Values.nodes) 1 }}
+{{- $_ := set $config "node" (mergeOverwrite (dict "rank" "auto" "listen" "0.0.0.0:29500") (default (dict) $config.node)) }}
+{{- end }}
 {{- toYaml $config }}
 {{- end }}
 
