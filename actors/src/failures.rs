@@ -1,6 +1,7 @@
 //! How the watchdog learns that a device has failed, how many failures it puts up with, and how long it waits after each.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -28,6 +29,9 @@ pub(crate) struct Fault {
     pub(crate) part: Part,
     pub(crate) reason: String,
 }
+
+/// Takes what is to hear why something is lost, once it is.
+pub(crate) type OnLoss = Arc<dyn Fn(Box<dyn FnOnce(String) + Send>) + Send + Sync>;
 
 /// The way to the watchdog for whoever notices a fault.
 #[derive(Clone)]

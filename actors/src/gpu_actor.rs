@@ -7,10 +7,9 @@ use std::time::Duration;
 use actix::{Actor, Context, Handler, Recipient, ResponseFuture};
 
 use crate::error::ServiceError;
-use crate::failures::{Fault, Faults, Part};
+use crate::failures::{Fault, Faults, OnLoss, Part};
 use crate::lane::{Build, Follow, LaneDone, LaneEnd, LaneQueue, LaneThread, Pulse, Work};
 use crate::meter::Meter;
-use crate::nodes::Link;
 use crate::runner::{DraftWork, VerifyWork};
 
 /// `Attach` once, `Release` once, and one to spare.
@@ -32,16 +31,7 @@ pub(crate) struct DeviceBuild {
     pub(crate) on_loss: Vec<OnLoss>,
 }
 
-/// Takes what is to hear of a loss.
-pub(crate) type OnLoss = Arc<dyn Fn(Box<dyn FnOnce(String) + Send>) + Send + Sync>;
-
 impl DeviceBuild {
-    /// Another node's ranks take part.
-    pub(crate) fn joined_by(&mut self, link: Link) {
-        self.on_loss.push(link.on_loss());
-        self.others.push(RankBuild { draft: None, verify: Some(link.lane()) });
-    }
-
     /// The same device, without its draft.
     pub(crate) fn without_draft(mut self) -> DeviceBuild {
         self.draft = None;

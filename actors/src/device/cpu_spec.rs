@@ -11,10 +11,12 @@ use faser_kernels::collective::{GroupWays, ways_in_process};
 use faser_models::{Features, Model, Shard};
 use faser_topology::{LanePair, Partition, rank_partitions};
 
-use super::open::{LanePasses, Open, PassLimits, as_many_copies, copies, in_session, lanes_of, whole_group};
+use super::open::{
+    LanePasses, Open, PassLimits, as_many_copies, copies, in_session, joined_by, lanes_of, whole_group,
+};
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
-use crate::nodes::{Link, Nodes, Session, SessionWays, SessionWork, VerifyLaneSpec};
+use crate::nodes::{Link, Nodes, Session, SessionWays, SessionWork};
 use crate::runner::{CpuBackend, CpuFeatures, CpuLaneSpec};
 
 /// A pair on cores of this host.
@@ -102,14 +104,14 @@ impl CpuSpec {
             });
             ranks.collect()
         };
-        let work = SessionWork::Serve(VerifyLaneSpec::of(engine, self.partitions.len()));
+        let work = SessionWork::Serve(limits.verify_lane(engine, self.partitions.len()));
         let (ways, links) = self.ways_of_target(&work)?;
         let (blocks, logit_rows) = (engine.target_blocks, limits.verify_logit_rows);
         let verify = lanes("verify", targets, ways, |pair| &pair.verify, blocks, logit_rows);
         let (ways, blocks) = (self.ways_of_draft(), engine.draft.needs().blocks);
         let draft = lanes("draft", drafts, ways, |pair| &pair.draft, blocks, limits.draft_logit_rows);
         let mut build = lanes_of(draft, self.copies().is_some(), verify);
-        links.into_iter().for_each(|link| build.joined_by(link));
+        links.into_iter().for_each(|link| joined_by(&mut build, link));
         Ok(build)
     }
 

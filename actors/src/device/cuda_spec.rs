@@ -15,11 +15,11 @@ use faser_topology::GpuDevice;
 
 use super::open::{
     LanePasses, LaneSizes, ModelFacts, Open, PassLimits, SAMPLED_ROWS, as_many_copies, copies, in_session,
-    lanes_of, no_group, whole_group,
+    joined_by, lanes_of, no_group, whole_group,
 };
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
-use crate::nodes::{Link, Nodes, Session, SessionWays, SessionWork, VerifyLaneSpec};
+use crate::nodes::{Link, Nodes, Session, SessionWays, SessionWork};
 use crate::runner::{CudaBackend, CudaFeatures, CudaLaneSpec};
 
 /// Brings the weights to a GPU, the target's first, then the draft's if there is one.
@@ -259,7 +259,7 @@ impl CudaSpec {
     pub(super) fn build(&self, engine: &EngineConfig) -> Result<DeviceBuild, ServiceError> {
         let ranks = self.open_ranks(&mut |_| {})?;
         let limits = PassLimits::of(engine);
-        let work = SessionWork::Serve(VerifyLaneSpec::of(engine, 1 + self.draft_sms.len()));
+        let work = SessionWork::Serve(limits.verify_lane(engine, 1 + self.draft_sms.len()));
         let (verify_slots, links) = self.slots_of_target(ranks.len(), &work)?;
         let mut verify_slots = verify_slots.into_iter();
         let pages = pages(&ranks, engine.target_blocks)?;
@@ -295,7 +295,7 @@ impl CudaSpec {
         }
         let mut build = lanes_of(draft, copies, verify);
         build.draft_apart = self.apart.is_some();
-        links.into_iter().for_each(|link| build.joined_by(link));
+        links.into_iter().for_each(|link| joined_by(&mut build, link));
         Ok(build)
     }
 

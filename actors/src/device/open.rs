@@ -12,7 +12,7 @@ use crate::cancellation::{CancelReader, CancelSource};
 use crate::error::ServiceError;
 use crate::gpu_actor::{DeviceBuild, RankBuild};
 use crate::lane::{Build, Follow, Run, Work};
-use crate::nodes::Link;
+use crate::nodes::{Link, MeasuredLane, VerifyLaneSpec};
 use crate::runner::{
     CopyRunner, DraftRunner, DraftWork, Gathering, LaneBackend, MASK_PATIENCE, VerifyRunner,
 };
@@ -115,6 +115,42 @@ impl LanePasses {
 
 /// Makes what a lane's runner drives, with fresh KV memory; called on the lane's thread.
 pub(crate) type Open<B> = Box<dyn Fn() -> Result<B, ServiceError> + Send + Sync>;
+
+impl PassLimits {
+    /// What the verify lane of an engine's target is made for, on a device with so many partitions.
+    pub(super) fn verify_lane(&self, engine: &EngineConfig, partitions: usize) -> VerifyLaneSpec {
+        VerifyLaneSpec {
+            partitions,
+            blocks: engine.target_blocks,
+            block_size: engine.block_size,
+            max_rows: self.rows,
+            max_logit_rows: self.verify_logit_rows,
+            max_running: engine.tuning.max_running,
+            max_context: engine.max_context,
+            layers: engine.target_layers,
+        }
+    }
+}
+
+impl From<LanePasses> for MeasuredLane {
+    fn from(lane: LanePasses) -> MeasuredLane {
+        let LanePasses { block_size, most_rows, context, table, vocab, .. } = lane;
+        MeasuredLane { block_size, most_rows, context, table, vocab }
+    }
+}
+
+impl From<MeasuredLane> for LanePasses {
+    fn from(lane: MeasuredLane) -> LanePasses {
+        let MeasuredLane { block_size, most_rows, context, table, vocab } = lane;
+        LanePasses { place: 0, drafts: false, block_size, most_rows, context, table, vocab }
+    }
+}
+
+/// Another node's ranks take part in a device.
+pub(super) fn joined_by(build: &mut DeviceBuild, link: Link) {
+    build.on_loss.push(link.on_loss());
+    build.others.push(RankBuild { draft: None, verify: Some(link.lane()) });
+}
 
 /// The same, in a session with other nodes that lasts as long as this.
 pub(super) fn in_session<B: 'static>(open: Open<B>, links: &Arc<Vec<Link>>) -> Open<B> {

@@ -5,25 +5,22 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAdd
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use faser_kernels::Isa;
-use faser_kernels::cuda::{NcclId, Share, nccl_group_of};
-use faser_models::{Model, Shard};
-use faser_topology::Partition;
+use faser_kernels::collective::Mesh;
+use faser_kernels::cuda::{NcclId, nccl_group_of};
+use faser_models::Shard;
 
 use super::frames::{
     Begin, First, FromLeader, FromNode, Hello, LARGE, SMALL, SessionWork, receive, send, watch_over,
 };
 use super::mesh::{Joining, Ways};
-use super::{NodeFacts, NodePlace};
-use crate::device::{CudaDevice, LanePasses, Open, opened_on_cores, opened_on_gpu};
+use super::{NodeFacts, NodePlace, SessionWays};
 use crate::error::ServiceError;
 use crate::lane::words_of;
-use crate::profile::follow_passes;
-use crate::runner::{CpuLaneSpec, CudaLaneSpec, LaneBackend, MASK_PATIENCE, VerifyRunner, VerifyWork};
+use crate::runner::VerifyWork;
 
 /// Plans of a lane that wait: the leader has at most so many out.
 const QUEUE_CAPACITY: usize = 2;
@@ -38,28 +35,29 @@ const FIRST_WORDS: Duration = Duration::from_secs(10);
 /// What a node is made for.
 pub struct NodeSpec {
     /// Which it is.
-    pub place: NodePlace,
+    pub(crate) place: NodePlace,
     /// Where the leader listens: host and port.
-    pub rendezvous: String,
+    pub(crate) rendezvous: String,
     /// Its shards of the target, rank after rank, and where they run.
-    pub target: NodeTarget,
+    pub(crate) target: Box<dyn SessionLanes>,
     /// What it must have alike with the leader.
-    pub facts: NodeFacts,
+    pub(crate) facts: NodeFacts,
 }
 
-/// What a node has of the target.
-pub enum NodeTarget {
-    /// On cores.
-    Cpu {
-        /// Its shards, rank after rank.
-        shards: Vec<Arc<Model>>,
-        /// Those of all ranks here.
-        cores: Partition,
-        /// The instruction set of the kernels.
-        isa: Isa,
-    },
-    /// On GPUs, one for each rank here.
-    Cuda(Vec<CudaDevice>),
+/// Makes and runs a rank's lane, on a thread of its own: it takes plans, and says once it can.
+pub(crate) type RunLane =
+    Box<dyn FnOnce(&Receiver<Arc<VerifyWork>>, &SyncSender<()>) -> Result<(), ServiceError> + Send>;
+
+/// What a node has of the target, and where.
+pub(crate) trait SessionLanes: Send + Sync {
+    /// The shard of its first rank.
+    fn shard(&self) -> Shard;
+
+    /// The lanes of its ranks in a session, rank after rank, which reach the others so.
+    ///
+    /// # Errors
+    /// A device cannot be had.
+    fn lanes(&self, ways: SessionWays, work: &SessionWork) -> Result<Vec<RunLane>, ServiceError>;
 }
 
 /// How a node is.
@@ -230,10 +228,6 @@ fn one_session(
     failed.or(ended.map(Failure::Other)).map_or(Ok(()), Err)
 }
 
-/// Makes and runs a rank's lane, on a thread of its own.
-type RunLane =
-    Box<dyn FnOnce(&Receiver<Arc<VerifyWork>>, &SyncSender<()>) -> Result<(), ServiceError> + Send>;
-
 /// Ends what ranks here wait for, and why.
 type End = Arc<dyn Fn(&str) + Send + Sync>;
 
@@ -256,12 +250,8 @@ impl Lanes {
         ways: &Ways,
         begin: &Begin,
     ) -> Result<Lanes, Failure> {
-        let (ranks, end) = match &spec.target {
-            NodeTarget::Cpu { shards, cores, isa } => {
-                on_cores(spec.place, (shards, cores, *isa), leader, ways, begin)?
-            }
-            NodeTarget::Cuda(devices) => on_gpus(spec, devices, begin)?,
-        };
+        let (ways, end) = reached(spec, leader, ways, begin)?;
+        let ranks = spec.target.lanes(ways, &begin.work)?;
         let count = ranks.len();
         let mut lanes = Lanes {
             end,
@@ -340,89 +330,34 @@ impl Lanes {
     }
 }
 
-/// The lanes of shards on cores, connected with the other nodes' ranks.
-fn on_cores(
-    place: NodePlace,
-    (shards, cores, isa): (&[Arc<Model>], &Partition, Isa),
+/// The ways of the ranks here to all others, and what ends them: sockets between cores, NCCL between GPUs.
+fn reached(
+    spec: &NodeSpec,
     leader: SocketAddr,
     ways: &Ways,
     begin: &Begin,
-) -> Result<(Vec<RunLane>, End), Failure> {
-    let Shard { ranks, stages, .. } = shards[0].shard();
+) -> Result<(SessionWays, End), Failure> {
+    let (place, Shard { ranks, stages, .. }) = (spec.place, spec.target.shard());
+    let deadline = begin.rank_deadline;
+    if let Some(nccl) = &begin.nccl {
+        let id =
+            NcclId::of(nccl).ok_or_else(|| Failure::Other("the leader's id is none of NCCL's".to_owned()))?;
+        let slots = nccl_group_of(&id, ranks, place.ranks(ranks), deadline);
+        let first = slots[0].clone();
+        return Ok((SessionWays::Gpus(slots), Arc::new(move |why| first.abort(why))));
+    }
     let before = std::iter::once(leader).chain(begin.listen.iter().copied());
     let before: Vec<SocketAddr> = before.take(place.rank).collect();
     if before.len() < place.rank {
         return Err(Failure::Other("the leader knows of fewer nodes than there are".to_owned()));
     }
-    let (session, deadline) = (begin.session, begin.rank_deadline);
-    let joining = Joining { place, ranks, stages, session, before: &before, deadline };
+    let joining = Joining { place, ranks, stages, session: begin.session, before: &before, deadline };
     let cannot = |error| Failure::Other(format!("its ranks cannot connect: {error}"));
     let meshes = joining.join(ways, &|| true).map_err(cannot)?;
-    let parts = shards.iter().zip(&meshes).zip(cores.split(shards.len()));
-    let run = parts.map(|((model, mesh), cores)| {
-        let (partitions, blocks, block_size, max_rows, max_logit_rows) = match &begin.work {
-            SessionWork::Serve(lane) => {
-                (lane.partitions, lane.blocks, lane.block_size, lane.max_rows, lane.max_logit_rows)
-            }
-            SessionWork::Measure(lane) => {
-                let lane = LanePasses::from(*lane);
-                (1, lane.blocks(), lane.block_size, lane.most_rows, lane.most_rows)
-            }
-        };
-        let spec = CpuLaneSpec {
-            partitions: vec![cores; partitions],
-            isa,
-            blocks,
-            block_size,
-            max_rows,
-            max_logit_rows,
-            features: None,
-        };
-        let ways = joining.ways(model.shard().rank, mesh);
-        run_lane(opened_on_cores("verify", model.clone(), spec, Some(ways)), begin.work.clone())
-    });
-    let run = run.collect();
-    Ok((run, Arc::new(move |why| meshes.iter().for_each(|mesh| mesh.abort(why)))))
-}
-
-/// The lanes of shards on GPUs, which NCCL joins with the others.
-fn on_gpus(spec: &NodeSpec, devices: &[CudaDevice], begin: &Begin) -> Result<(Vec<RunLane>, End), Failure> {
-    let id = begin.nccl.as_deref().and_then(NcclId::of);
-    let id = id.ok_or_else(|| Failure::Other("the leader has no id of NCCL's".to_owned()))?;
-    let ranks = spec.facts.ranks;
-    let slots = nccl_group_of(&id, ranks, spec.place.ranks(ranks), begin.rank_deadline);
-    let first = slots[0].clone();
-    let run = devices.iter().zip(slots).map(|(device, slot)| {
-        let there = device.open(&mut |_| {})?;
-        let (partitions, sizes) = match &begin.work {
-            SessionWork::Serve(lane) => (lane.partitions, lane.cuda()),
-            SessionWork::Measure(lane) => (1, LanePasses::from(*lane).cuda()),
-        };
-        let shares = vec![Share::whole(&there.gpu); partitions];
-        let spec = CudaLaneSpec { shares, sizes, drafts: false, features: None };
-        Ok(run_lane(opened_on_gpu(there.target.clone(), spec, Some(slot)), begin.work.clone()))
-    });
-    let run = run.collect::<Result<Vec<_>, ServiceError>>()?;
-    Ok((run, Arc::new(move |why| first.abort(why))))
-}
-
-/// Carries out a session's plans, or its timed passes.
-fn run_lane<B: LaneBackend + 'static>(open: Open<B>, work: SessionWork) -> RunLane {
-    Box::new(move |orders, built| {
-        let backend = open()?;
-        match work {
-            SessionWork::Serve(_) => {
-                let mut runner = VerifyRunner::new(backend, MASK_PATIENCE);
-                let _ = built.send(());
-                while let Ok(work) = orders.recv() {
-                    drop(runner.run(Arc::unwrap_or_clone(work)));
-                }
-            }
-            SessionWork::Measure(lane) => {
-                let _ = built.send(());
-                follow_passes(backend, lane.into());
-            }
-        }
-        Ok(())
-    })
+    let own = place.ranks(ranks).zip(&meshes).map(|(rank, mesh)| joining.ways(rank, mesh)).collect();
+    // A lane that is gone has left.
+    let held: Vec<Weak<Mesh>> = meshes.iter().map(Arc::downgrade).collect();
+    let end: End =
+        Arc::new(move |why| held.iter().filter_map(Weak::upgrade).for_each(|mesh| mesh.abort(why)));
+    Ok((SessionWays::Cores(own), end))
 }

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use faser_engine::{EngineConfig, TokenId, VerifyPlan};
+use faser_engine::{TokenId, VerifyPlan};
 use faser_kernels::Sampling;
 use faser_models::cuda::CudaSizes;
 use serde::de::DeserializeOwned;
@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use socket2::{SockRef, TcpKeepalive};
 
 use super::NodeFacts;
-use crate::device::{LanePasses, PassLimits};
 use crate::runner::VerifyWork;
 use crate::submission::{Constraint, LaneRequest, LogprobCollector};
 
@@ -104,25 +103,8 @@ pub(crate) struct VerifyLaneSpec {
 }
 
 impl VerifyLaneSpec {
-    /// That of an engine's target, on a device with so many partitions.
-    pub(crate) fn of(engine: &EngineConfig, partitions: usize) -> VerifyLaneSpec {
-        let limits = PassLimits::of(engine);
-        VerifyLaneSpec {
-            partitions,
-            blocks: engine.target_blocks,
-            block_size: engine.block_size,
-            max_rows: limits.rows,
-            max_logit_rows: limits.verify_logit_rows,
-            max_running: engine.tuning.max_running,
-            max_context: engine.max_context,
-            layers: engine.target_layers,
-        }
-    }
-}
-
-impl VerifyLaneSpec {
     /// The same on a GPU.
-    pub(super) fn cuda(&self) -> CudaSizes {
+    pub(crate) fn cuda(&self) -> CudaSizes {
         CudaSizes {
             blocks: self.blocks,
             max_rows: self.max_rows,
@@ -143,20 +125,6 @@ pub(crate) struct MeasuredLane {
     pub(crate) context: usize,
     pub(crate) table: usize,
     pub(crate) vocab: usize,
-}
-
-impl From<LanePasses> for MeasuredLane {
-    fn from(lane: LanePasses) -> MeasuredLane {
-        let LanePasses { block_size, most_rows, context, table, vocab, .. } = lane;
-        MeasuredLane { block_size, most_rows, context, table, vocab }
-    }
-}
-
-impl From<MeasuredLane> for LanePasses {
-    fn from(lane: MeasuredLane) -> LanePasses {
-        let MeasuredLane { block_size, most_rows, context, table, vocab } = lane;
-        LanePasses { place: 0, drafts: false, block_size, most_rows, context, table, vocab }
-    }
 }
 
 /// A plan with its requests.

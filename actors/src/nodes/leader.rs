@@ -20,7 +20,7 @@ use super::frames::{
 use super::mesh::{Joining, Ways};
 use super::{NodeFacts, NodePlace};
 use crate::error::ServiceError;
-use crate::gpu_actor::OnLoss;
+use crate::failures::OnLoss;
 use crate::lane::{Build, Follow, Run};
 use crate::runner::VerifyWork;
 

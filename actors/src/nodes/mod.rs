@@ -28,10 +28,11 @@ use faser_kernels::{Dtype, Isa};
 use faser_models::{Model, ModelConfig, Shard};
 use serde::{Deserialize, Serialize};
 
-use crate::device::ModelFacts;
+pub use follower::{NodeError, NodeSpec, NodeState, follow};
+pub(crate) use follower::{RunLane, SessionLanes};
 
-pub use follower::{NodeError, NodeSpec, NodeState, NodeTarget, follow};
-pub(crate) use frames::{SessionWork, VerifyLaneSpec};
+pub(crate) use frames::{MeasuredLane, SessionWork, VerifyLaneSpec};
+
 pub(crate) use leader::{Link, Session, SessionWays};
 pub use leader::{Nodes, NodesSpec};
 
@@ -78,10 +79,10 @@ impl NodeFacts {
     }
 
     /// The same on a GPU such as this.
-    pub fn on_gpu(target: &ModelFacts, shard: Shard, weights: &str, gpu: &GpuInfo) -> NodeFacts {
+    pub fn on_gpu(target: (&ModelConfig, Dtype), shard: Shard, weights: &str, gpu: &GpuInfo) -> NodeFacts {
         let (major, minor) = gpu.capability;
         let kernels = format!("{} (compute capability {major}.{minor})", gpu.name);
-        NodeFacts::new((&target.config, target.dtype), shard, weights, kernels)
+        NodeFacts::new(target, shard, weights, kernels)
     }
 
     fn new(

@@ -8,9 +8,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use crate::nodes::{
-    NodeError, NodeFacts, NodePlace, NodeSpec, NodeState, NodeTarget, Nodes, NodesSpec, follow,
-};
+use crate::node_target::NodeTarget;
+use crate::nodes::{NodeError, NodeFacts, NodePlace, NodeSpec, NodeState, Nodes, NodesSpec, follow};
 
 /// The nodes behind the leader; they end with this.
 struct Followers {
@@ -57,11 +56,11 @@ fn over_nodes(nodes: usize, (ranks, stages): (usize, usize)) -> (ServiceSpec, No
     let follower = |rank| NodeSpec {
         place: place(rank),
         rendezvous: listening.address().to_string(),
-        target: NodeTarget::Cpu {
+        target: Box::new(NodeTarget::Cpu {
             shards: cpu.target[place(rank).ranks(ranks)].to_vec(),
             cores: Partition { cores: vec![0, 1] },
             isa: cpu.isa,
-        },
+        }),
         facts: NodeFacts::of(&cpu.target[0], "a", cpu.isa),
     };
     let followers = (1..nodes).map(follower).collect();
@@ -140,9 +139,9 @@ fn costs_are_measured_over_all_nodes() {
 }
 
 /// What a node would have of other weights, or by other kernels.
-fn of(node: &NodeSpec, weights: &str, other: Option<Isa>) -> NodeFacts {
-    let NodeTarget::Cpu { shards, isa, .. } = &node.target else { panic!("on a CPU") };
-    NodeFacts::of(&shards[0], weights, other.unwrap_or(*isa))
+fn of(weights: &str, other: Option<Isa>) -> NodeFacts {
+    let DeviceSpec::Cpu(cpu) = split_in_stages((2, 1), 1).device else { panic!("a CPU") };
+    NodeFacts::of(&cpu.target[1], weights, other.unwrap_or(cpu.isa))
 }
 
 #[test]
@@ -157,11 +156,11 @@ fn nodes_that_have_something_else_are_refused_and_say_what() {
     };
     let others = |node: &mut NodeSpec| node.facts = over_nodes(2, (4, 1)).2.remove(0).facts;
     assert!(refusal(others).contains("it has ranks 4 in stages 1, the leader 2 in stages 1"));
-    let isa = refusal(|node| node.facts = of(node, "a", Some(Isa::Portable)));
+    let isa = refusal(|node| node.facts = of("a", Some(Isa::Portable)));
     assert!(isa.contains("kernels for portable") && isa.contains("`device.isa`"), "{isa}");
     assert!(refusal(|node| node.place.of = 3).contains("make `node.of` the same"));
     assert!(refusal(|node| node.place.rank = 0).contains("a `node.rank` of its own"));
-    let other = refusal(|node| node.facts = of(node, "b", None));
+    let other = refusal(|node| node.facts = of("b", None));
     assert!(other.contains("it has another target than the leader"), "{other}");
 }
 

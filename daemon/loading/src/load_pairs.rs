@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use faser_actors::{
-    CpuSpec, CudaSpec, DeviceSpec, Drill, NodeFacts, NodeSpec, NodeTarget, ProfileSpec, Replicas, Sampling,
-    Service, ServiceSpec, Submission, Update, WatchdogConfig,
+    DeviceSpec, Drill, NodeSpec, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
+    WatchdogConfig,
 };
 use faser_config::device::{Chosen, Machine, choose};
 use faser_config::{Config, ModelSource};
@@ -26,7 +26,7 @@ use crate::config_pair::{Pair, Watch, pair, refuse_unfit_head, shorter_draft, ta
 use crate::costs::{CostSource, LearnedFile, tables, target_digest};
 use crate::error::LoadError;
 use crate::fetch::fetched;
-use crate::place_pair::{Placed, Staged, place, stage};
+use crate::place_pair::{Placed, Staged, of_node, place, stage};
 use crate::shares::{beside_past_outputs, memory_of_pairs, of_past_outputs};
 
 /// Rows that a draft pass has beside a block at least: those of the two tokens that a round brings. In smaller passes it would never propose.
@@ -204,20 +204,10 @@ pub fn load_node(config: &Config, watch: Watch<'_>) -> Result<NodeSpec, LoadErro
     let Begun { config, pair, bounds, staged } = begin(config, &host, watch)?;
     let digest = target_digest(&config.model.source)?;
     // The draft is the first node's.
-    let Placed { device, .. } =
-        place(&config, host, staged, (pair.target, None), &pair.weights, &bounds, watch)?;
-    let shard = target_shards(&config)[0];
-    let (facts, target) = match device {
-        DeviceSpec::Cpu(CpuSpec { target: shards, mut partitions, isa, .. }) => {
-            let facts = NodeFacts::of(&shards[0], &digest, isa);
-            (facts, NodeTarget::Cpu { shards, cores: partitions.swap_remove(0).verify, isa })
-        }
-        DeviceSpec::Cuda(CudaSpec { ranks, .. }) => {
-            let first = ranks[0].source();
-            (NodeFacts::on_gpu(&first.target, shard, &digest, &first.info), NodeTarget::Cuda(ranks))
-        }
-    };
-    Ok(NodeSpec { place: node.place, rendezvous: node.rendezvous, target, facts })
+    let shapes = (pair.target, None);
+    let Placed { device, .. } = place(&config, host, staged, shapes, &pair.weights, &bounds, watch)?;
+    let (facts, target) = of_node(device, target_shards(&config)[0], &digest);
+    Ok(target.node(node.place, node.rendezvous, facts))
 }
 
 fn begin(config: &Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun, LoadError> {

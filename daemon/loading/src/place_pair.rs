@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use faser_actors::{
     CpuSpec, CudaDevice, CudaError, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, NodeFacts,
-    Nodes, NodesSpec, PassLimits, libraries, nccl_library,
+    NodeTarget, Nodes, NodesSpec, PassLimits, libraries, nccl_library,
 };
 use faser_config::device::{Chosen, Machine};
 use faser_config::{Config, NodeConfig};
@@ -224,6 +224,21 @@ fn joined(config: &Config, facts: impl FnOnce(&str) -> NodeFacts) -> Result<Opti
     Ok(Some(nodes))
 }
 
+/// What a node behind the first has of the target, its first rank that shard, and what it must have alike with the others.
+pub(crate) fn of_node(device: DeviceSpec, shard: Shard, digest: &str) -> (NodeFacts, NodeTarget) {
+    match device {
+        DeviceSpec::Cpu(CpuSpec { target: shards, mut partitions, isa, .. }) => {
+            let facts = NodeFacts::of(&shards[0], digest, isa);
+            (facts, NodeTarget::Cpu { shards, cores: partitions.swap_remove(0).verify, isa })
+        }
+        DeviceSpec::Cuda(CudaSpec { ranks: devices, .. }) => {
+            let CudaSource { target, info, .. } = devices[0].source();
+            let facts = NodeFacts::on_gpu((&target.config, target.dtype), shard, digest, info);
+            (facts, NodeTarget::Cuda { devices, shard })
+        }
+    }
+}
+
 /// On GPUs, replica after replica: each on as many as the target has ranks.
 fn on_gpus(
     config: &Config,
@@ -323,7 +338,9 @@ fn on_gpus(
             })
         });
         let rank_deadline = config.device.rank_deadline;
-        let on_gpu = |digest: &str| NodeFacts::on_gpu(&of_target, first_shard, digest, first);
+        let on_gpu = |digest: &str| {
+            NodeFacts::on_gpu((&of_target.config, of_target.dtype), first_shard, digest, first)
+        };
         let nodes = joined(config, on_gpu)?;
         let own_ranks = config.node.as_ref().map(|node| node.place.ranks(first_shard.ranks));
         let mut spec =

@@ -24,7 +24,7 @@ use crate::draft_dtype::{draft_dtype, held_apart};
 use crate::error::LoadError;
 use crate::fetch::fetched;
 use crate::locate;
-use crate::plan_nodes::{NodeMachine, NodesPlan, over_nodes};
+use crate::plan_nodes::{ModelOnNodes, NodeMachine, NodesPlan, over_nodes};
 use crate::shares::{beside_past_outputs, of_past_outputs};
 
 #[cfg(test)]
@@ -193,8 +193,15 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     if config.node.is_some() || shards[0].stages > 1 {
         let count = config.node.as_ref().map_or(1, |node| node.place.of);
         shards[0].check(&models.target.config)?;
-        let (target, draft) =
-            ((&target, config.model.dtype), draft.as_ref().map(|draft| (draft, draft_held)));
+        let of_target = |shard| target.computed(shard, config.model.dtype);
+        let target = ModelOnNodes { shape: &models.target.config, bytes: &of_target };
+        // Nobody asks where there is none.
+        let of_draft = |shard| match &draft {
+            Some(draft) => draft.computed(shard, draft_held),
+            None => of_target(shard),
+        };
+        let draft = models.draft.as_ref();
+        let draft = draft.map(|draft| ModelOnNodes { shape: &draft.config, bytes: &of_draft });
         let each = shards.len() / count;
         let machine = match &request.devices {
             PlanDevices::Cpu { .. } => Ok(NodeMachine::Cpu(&left)),
@@ -209,8 +216,8 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
                 Ok(NodeMachine::Gpus(gpu, draft_sms.as_deref()))
             }
         };
-        let planned =
-            machine.and_then(|machine| over_nodes(&machine, (count, &shards), target, draft, &request.kv));
+        let planned = machine
+            .and_then(|machine| over_nodes(&machine, (count, &shards), &target, draft.as_ref(), &request.kv));
         nodes = Some(planned);
     }
     let (plan, nodes, refusal) = match nodes {
@@ -388,11 +395,6 @@ impl<'a> Planned<'a> {
         }
     }
 
-    /// Its shape.
-    pub(super) fn config(&self) -> &ModelConfig {
-        &self.shape.config
-    }
-
     /// What a share of it takes.
     pub(super) fn bytes(&self, share: &Share, dtype: &str) -> ShareBytes {
         let key = (dtype.to_owned(), share.rank, share.ranks);
@@ -406,7 +408,7 @@ impl<'a> Planned<'a> {
     }
 
     /// The same of a shard, held so.
-    pub(super) fn computed(&self, shard: Shard, dtype: Dtype) -> ShareBytes {
+    fn computed(&self, shard: Shard, dtype: Dtype) -> ShareBytes {
         let whole = &self.shape.config;
         let own = shard.config(whole);
         // The planner asks for shards that it has checked; a model that cannot be held so fits nowhere.

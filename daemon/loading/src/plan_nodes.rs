@@ -3,13 +3,10 @@
 use std::fmt::{self, Formatter};
 use std::ops::Range;
 
-use faser_actors::Dtype;
 use faser_config::sizes::written;
-use faser_models::Shard;
+use faser_models::{ModelConfig, Shard};
 use faser_topology::{CpuDevice, GpuDevice, KvRequest, ModelFootprint, ShareBytes, place, place_on_gpu};
 use serde::Serialize;
-
-use crate::plan_command::Planned;
 
 /// One of several nodes.
 #[derive(Debug, Serialize)]
@@ -47,6 +44,14 @@ pub struct NodesPlan {
     pub nodes: Vec<NodeShare>,
 }
 
+/// A model, by its shape and what a shard of it takes.
+pub(crate) struct ModelOnNodes<'a> {
+    /// The shape.
+    pub(crate) shape: &'a ModelConfig,
+    /// What a shard takes.
+    pub(crate) bytes: &'a dyn Fn(Shard) -> ShareBytes,
+}
+
 /// A machine such as each node is.
 pub(crate) enum NodeMachine<'a> {
     /// Its cores and memory.
@@ -62,21 +67,17 @@ pub(crate) enum NodeMachine<'a> {
 pub(crate) fn over_nodes(
     machine: &NodeMachine<'_>,
     (nodes, shards): (usize, &[Shard]),
-    target: (&Planned<'_>, Dtype),
-    draft: Option<(&Planned<'_>, Dtype)>,
+    target: &ModelOnNodes<'_>,
+    draft: Option<&ModelOnNodes<'_>>,
     kv: &KvRequest,
 ) -> Result<NodesPlan, String> {
     let each = shards.len() / nodes;
-    let max_context = |planned: &Planned<'_>| planned.config().max_context;
     let of_ranks = |ranks: Range<usize>| {
-        let (planned, dtype) = target;
-        let own = shards[ranks].iter().map(|shard| planned.computed(*shard, dtype));
-        footprint(own, max_context(planned))
+        footprint(shards[ranks].iter().map(|shard| (target.bytes)(*shard)), target.shape.max_context)
     };
     let of_node = |node: usize| of_ranks(node * each..(node + 1) * each);
-    let draft = draft.map(|(planned, dtype)| {
-        footprint(std::iter::once(planned.computed(Shard::WHOLE, dtype)), max_context(planned))
-    });
+    let draft =
+        draft.map(|draft| footprint(std::iter::once((draft.bytes)(Shard::WHOLE)), draft.shape.max_context));
     let (pools, memory_bytes) = match machine {
         NodeMachine::Cpu(host) => {
             let placed = place(host, None, &of_node(0), draft.as_ref(), kv);
@@ -100,7 +101,7 @@ pub(crate) fn over_nodes(
             node,
             ranks: node * each..(node + 1) * each,
             layers: {
-                let layers = |shard: &Shard| shard.layers(target.0.config());
+                let layers = |shard: &Shard| shard.layers(target.shape);
                 layers(&shards[node * each]).start..layers(&shards[(node + 1) * each - 1]).end
             },
             target_weight_bytes: own.weight_bytes,

@@ -108,6 +108,31 @@ impl Packer for CpuPacker {
     }
 }
 
+/// For what has to be there, and is not held.
+struct PacksNothing;
+
+impl Packer for PacksNothing {
+    type Table = ();
+    type Matrix = ();
+    type Vector = ();
+
+    fn reads(&self) -> bool {
+        false
+    }
+
+    fn table(&mut self, _cols: usize, _source: Source<'_>) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn matrix(&mut self, _tensor: &str, _inputs: usize, _sources: &[Source<'_>]) -> Result<(), ModelError> {
+        Ok(())
+    }
+
+    fn vector(&mut self, _sources: &[Source<'_>]) -> Result<(), ModelError> {
+        Ok(())
+    }
+}
+
 /// A model's weights as a packer makes them.
 pub(crate) type PartsOf<P> = Parts<<P as Packer>::Table, <P as Packer>::Matrix, <P as Packer>::Vector>;
 
@@ -196,8 +221,8 @@ impl<P: Packer> Loader<'_, P> {
     /// A layer of another stage: its tensors have to be there, and are not read.
     fn elsewhere(&mut self, index: usize) -> Result<(), ModelError> {
         let Loader { config, shard, done, .. } = *self;
-        let (tensors, packer) = (&mut *self.tensors, &mut Counter::new(Held::Numbers));
-        let mut loader = Loader { config, shard, tensors, packer, done, progress: &mut *self.progress };
+        let (tensors, progress) = (&mut *self.tensors, &mut *self.progress);
+        let mut loader = Loader { config, shard, tensors, packer: &mut PacksNothing, done, progress };
         loader.layer(index)?;
         self.done = loader.done;
         Ok(())

@@ -154,8 +154,14 @@ fn a_gpus_key_has_what_changes_its_costs() {
             })
         };
         let (ranks, draft_sms) = ((0..ranks).map(|_| device()).collect(), draft_sms.to_vec());
-        let device =
-            DeviceSpec::Cuda(CudaSpec { ranks, apart: None, draft_sms, rank_deadline: Duration::ZERO });
+        let device = DeviceSpec::Cuda(CudaSpec {
+            ranks,
+            apart: None,
+            draft_sms,
+            rank_deadline: Duration::ZERO,
+            nodes: None,
+            own_ranks: None,
+        });
         let spec = ProfileSpec { device: &device, block_size: 16, max_rows: 64, max_context: 64 };
         Key::new(&spec, &machine, [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)])
     };
