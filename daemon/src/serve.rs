@@ -44,6 +44,8 @@ const NO_DEVICE: i32 = 75;
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 /// A reload under way when a signal ends the daemon gets this long.
 const RELOAD_PATIENCE: Duration = Duration::from_secs(1);
+/// How often the service manager hears that other nodes are waited for: each time it waits a minute more.
+const WAITING_INTERVAL: Duration = Duration::from_secs(20);
 /// Histograms collect samples until somebody folds them into buckets.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -78,6 +80,7 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
         tracing::warn!(%address, "listening beyond this machine: whoever reaches this port can use it, there are no keys");
     }
     let drain_timeout = config.drain_timeout;
+    let waiting = config.node.as_ref().map(|_| actix_web::rt::spawn(tell_of_waiting()));
     let (pairs, kept) = tokio::select! {
         started = start(config, app.clone()) => started?,
         signal = signals.next() => {
@@ -86,6 +89,7 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
             return Ok(0);
         }
     };
+    waiting.iter().for_each(JoinHandle::abort);
     app.serve(pairs.clone());
     let scheme = if app.limits.tls.is_some() { "https" } else { "http" };
     announce(&pairs, &local(scheme, address), !app.access.keys().is_empty());
@@ -266,6 +270,14 @@ fn bind(
         }
     });
     Ok((address, handle))
+}
+
+/// Has the service manager wait longer, for as long as other nodes are waited for.
+async fn tell_of_waiting() {
+    loop {
+        actix_web::rt::time::sleep(WAITING_INTERVAL).await;
+        notify::still_starting("loading, or waiting for the other nodes");
+    }
 }
 
 /// Loads the pairs and starts them.

@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use faser_tests::{Config, Server};
+use faser_tests::{Config, PATIENCE, Server};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
@@ -52,7 +52,7 @@ struct Nodes {
 impl Nodes {
     /// Nodes 1, 2, .. of so many; `device` is what the config says of ranks.
     fn start(of: usize, device: &str) -> Nodes {
-        let device = format!("kind: cpu, threads: 1, rank_deadline_s: 3, {device}");
+        let device = format!("kind: cpu, threads: 1, rank_deadline_s: 5, {device}");
         Nodes::start_with(of, &format!("device: {{{device}}}\n{PAIR}"), Vec::new())
     }
 
@@ -109,13 +109,21 @@ impl Drop for Nodes {
     }
 }
 
-/// What is told of a choice, of each request, all sent at once.
+/// What is told of a choice, of each request, all sent at once. Who comes while a node is missing is told to come again.
 fn answers(server: &Server, bodies: &[Value]) -> Vec<Value> {
+    let answer = |body: &Value| {
+        let begin = Instant::now();
+        loop {
+            let answer = server.client().post(PATH, body);
+            if answer.status != 503 || begin.elapsed() > PATIENCE {
+                assert_eq!(answer.status, 200, "{body}: {}", answer.body);
+                return answer.json()["choices"][0].clone();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
     std::thread::scope(|scope| {
-        let asked: Vec<_> = bodies
-            .iter()
-            .map(|body| scope.spawn(move || server.client().post(PATH, body).json()["choices"][0].clone()))
-            .collect();
+        let asked: Vec<_> = bodies.iter().map(|body| scope.spawn(move || answer(body))).collect();
         asked.into_iter().map(|answer| answer.join().expect("an answer")).collect()
     })
 }
@@ -167,8 +175,6 @@ fn a_node_that_is_killed_or_frozen_at_any_moment_changes_no_text() {
     for round in 0..20 {
         let (node, moment) =
             (1 + random(3) as usize, Duration::from_millis(random(1 + lasts.as_millis() as u64)));
-        // One that was lost when all was done is waited for: nothing new is taken meanwhile.
-        until(|| leader.client().get("/ready").status == 200);
         // One of them does not die, but says nothing any more.
         let signal = if round == 13 { "STOP" } else { "KILL" };
         let found = std::thread::scope(|scope| {
@@ -177,7 +183,7 @@ fn a_node_that_is_killed_or_frozen_at_any_moment_changes_no_text() {
             nodes.signal(node, signal);
             if signal == "STOP" {
                 // Longer than the deadline of a rank.
-                std::thread::sleep(Duration::from_secs(4));
+                std::thread::sleep(Duration::from_secs(6));
             }
             nodes.start_again(node);
             found.join().expect("answers")
@@ -303,4 +309,31 @@ fn what_nodes_cannot_be_is_said() {
     let alone = nodes.yaml(0, 2).replace("join_timeout_s: 60", "join_timeout_s: 1");
     let found = refusal(&alone);
     assert!(found.contains("node 1 of 2 (from 0) has not come to 127.0.0.1"), "{found}");
+}
+
+/// Who looks at a config alone waits for nobody, and neither listens.
+#[test]
+fn plans_and_checks_are_of_each_node_and_wait_for_nobody() {
+    let nodes = Nodes::start(1, "tensor_parallel: 2, pipeline_parallel: 2");
+    // Node 0 of it is there, too.
+    let listens = TcpListener::bind(("127.0.0.1", nodes.port)).expect("the port");
+    for rank in 0..4 {
+        let config = Config::new(&nodes.yaml(rank, 4).replace("fixed:3", "faser"));
+        let said = |arguments: &[&str]| {
+            let output = config.command(arguments).output().expect("faser runs");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let checked = said(&["check"]);
+        assert!(checked.contains(&format!("node     {rank} of 4, 127.0.0.1")), "{checked}");
+        assert_eq!(checked.contains("draft    none"), rank > 0, "{checked}");
+        let report: Value = serde_json::from_str(&said(&["plan", "--json"])).expect("JSON");
+        let plan = &report["nodes"];
+        assert_eq!((&plan["ranks"], &plan["stages"]), (&json!(4), &json!(2)), "{report}");
+        let own = &plan["nodes"][rank];
+        let (first, layers) = (rank / 2 * 3, json!({"start": rank / 2 * 3, "end": rank / 2 * 3 + 3}));
+        assert_eq!((&own["ranks"]["start"], &own["layers"]), (&json!(rank), &layers), "{first}: {plan}");
+        assert_eq!(own["draft_weight_bytes"] != json!(0), rank == 0, "{plan}");
+    }
+    drop(listens);
 }

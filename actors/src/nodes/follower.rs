@@ -201,11 +201,13 @@ fn one_session(
 ) -> Result<(), Failure> {
     let hello = Hello { node: spec.place.rank, of: spec.place.of, facts: spec.facts.clone(), listens };
     send(stream, &First::Hello(hello))?;
-    told(NodeState::Waiting);
-    let begin = match receive(stream, LARGE)? {
+    match receive(stream, SMALL)? {
+        FromLeader::Taken => told(NodeState::Waiting),
         FromLeader::Refused { reason } => return Err(Failure::Refused(reason)),
-        FromLeader::Begin(begin) => begin,
-        FromLeader::Plan(_) => return Err(Failure::Other("the leader sent a plan of no session".to_owned())),
+        _ => return Err(Failure::Other("what listens there is no leader".to_owned())),
+    }
+    let FromLeader::Begin(begin) = receive(stream, LARGE)? else {
+        return Err(Failure::Other("the leader begins no session".to_owned()));
     };
     let lanes = match Lanes::begin(spec, stream, leader, ways, &begin) {
         Ok(lanes) => lanes,

@@ -51,6 +51,8 @@ pub(super) struct Way {
 /// What the leader says.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum FromLeader {
+    /// The node is one of its.
+    Taken,
     /// It has no place for this node.
     Refused { reason: String },
     /// A session begins.

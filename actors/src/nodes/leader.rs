@@ -262,13 +262,22 @@ impl Nodes {
         }
         watch_over(&stream)?;
         stream.set_read_timeout(None)?;
+        send(&stream, &FromLeader::Taken)?;
         let mut state = self.0.lock();
-        if let Some(before) = state.working.remove(&node).and_then(|link| link.upgrade()) {
-            before.lose("it has come anew");
-        }
-        tracing::info!(node, of, "a node has come");
-        state.waiting.insert(node, Waiting { stream, listens });
+        let works = state.working.get(&node).and_then(Weak::upgrade);
+        let works = works.is_some_and(|link| link.lost_why().is_none());
+        let twice = state.waiting.insert(node, Waiting { stream, listens }).is_some() || works;
         drop(state);
+        if twice {
+            // One that was cut off without a word is known to be lost within half a minute.
+            tracing::warn!(
+                node,
+                of,
+                "a node has come while another of its number is there: is `node.rank` given twice?"
+            );
+        } else {
+            tracing::info!(node, of, "a node has come");
+        }
         self.0.changed.notify_all();
         Ok(())
     }
