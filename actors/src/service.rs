@@ -17,6 +17,7 @@ use crate::error::{ServiceError, SubmitError, TuneError};
 use crate::failures::{Faults, WatchdogConfig};
 use crate::gpu_actor::DeviceFactory;
 use crate::health::{DeviceStatus, Health};
+use crate::kv_events::KvSender;
 use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
 use crate::message::{Control, Look, Message, Submit};
@@ -38,6 +39,8 @@ pub struct ServiceSpec {
     pub engine: EngineConfig,
     /// When a device counts as failed.
     pub watchdog: WatchdogConfig,
+    /// Where it tells what of the target's KV is cached, if anybody is to know.
+    pub kv_events: Option<KvSender>,
 }
 
 impl ServiceSpec {
@@ -148,7 +151,7 @@ impl Service {
             faults: faults.clone(),
             meter: meter.clone(),
         };
-        let dispatcher = start_dispatcher(&arbiters[0], spec.engine, links).await?;
+        let dispatcher = start_dispatcher(&arbiters[0], spec.engine, links, spec.kv_events).await?;
         let (stop_watchdog, stop) = oneshot::channel();
         let (started, first_build) = oneshot::channel();
         let (ended, watchdog_ended) = oneshot::channel();
@@ -436,10 +439,12 @@ async fn start_dispatcher(
     arbiter: &Arbiter,
     engine: EngineConfig,
     links: Links,
+    kv_events: Option<KvSender>,
 ) -> Result<Addr<FrontierDispatcher>, ServiceError> {
     let (tell_started, started) = oneshot::channel();
     arbiter.spawn_fn(move || {
-        let dispatcher = Engine::new(engine).map(|engine| FrontierDispatcher::new(engine, links).start());
+        let dispatcher =
+            Engine::new(engine).map(|engine| FrontierDispatcher::new(engine, links, kv_events).start());
         // Nobody waits for it only if the start was abandoned; with the address the actor ends too.
         let _ = tell_started.send(dispatcher);
     });

@@ -90,6 +90,7 @@ fn spec() -> ServiceSpec {
             },
         },
         watchdog: WatchdogConfig { back_off: Duration::from_millis(1), ..WatchdogConfig::default() },
+        kv_events: None,
     }
 }
 

@@ -5,6 +5,7 @@ pub mod changes;
 pub mod device;
 mod draft_key;
 pub mod fields;
+mod kv_events_section;
 pub mod raw;
 mod read_config;
 mod sections;
@@ -27,6 +28,7 @@ use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
 
 pub use self::admin_section::{AdminConfig, AdminSocket};
+pub use self::kv_events_section::{KvEncoding, KvEventsConfig};
 pub use self::server_section::{ServerConfig, TlsConfig};
 
 /// Why a configuration cannot be used.
@@ -54,6 +56,8 @@ pub struct Config {
     pub topology: Option<Topology>,
     /// KV memory.
     pub kv: KvConfig,
+    /// Where it is published what of the KV is cached, if anywhere.
+    pub kv_events: Option<KvEventsConfig>,
     /// Bounds of the batch and the queue.
     pub scheduler: SchedulerConfig,
     /// How engines decide, and those of their bounds that can change: see [`tunables`].

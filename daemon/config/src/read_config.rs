@@ -17,7 +17,7 @@ use crate::fields::{Fault, FieldError, Fields};
 /// Pairs of one daemon.
 const MOST_PAIRS: usize = 16;
 /// Sections that a pair may have. All others are the daemon's.
-const SECTIONS: [&str; 5] = ["model", "device", "kv", "scheduler", "speculation"];
+const SECTIONS: [&str; 6] = ["model", "device", "kv", "kv_events", "scheduler", "speculation"];
 
 impl Config {
     /// Reads a document; every key that is absent or null takes its default.
@@ -67,7 +67,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     let mut metrics = section("metrics")?;
     let vllm_names = metrics.flag("vllm_names")?.unwrap_or(true);
     metrics.finish()?;
-    let Sections { model, device, kv, scheduler, tuning, cost_cache, suffix_bytes } =
+    let Sections { model, device, kv, kv_events, scheduler, tuning, cost_cache, suffix_bytes } =
         sections(section, folder)?;
     let topology = topology(&mut root, folder)?;
     let drain_timeout = seconds(&mut root, "drain_timeout_s", 0..=86_400, 30)?;
@@ -80,6 +80,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         device,
         topology,
         kv,
+        kv_events,
         scheduler,
         tuning,
         cost_cache,
@@ -153,14 +154,14 @@ fn pair(
     }
     let section =
         |name: &'static str| Fields::new(format!("{path}.{name}"), whole.get(name).unwrap_or(&Value::Null));
-    let Sections { mut model, device, kv, scheduler, tuning, cost_cache, suffix_bytes } =
+    let Sections { mut model, device, kv, kv_events, scheduler, tuning, cost_cache, suffix_bytes } =
         sections(section, folder)?;
     if model.name.is_some() {
         let problem = format!("stands beside `{path}.name`: leave it out");
         return Err(FieldError::new(format!("{path}.model.name"), Fault::Value, problem));
     }
     model.name = Some(name);
-    Ok(Config { model, device, kv, scheduler, tuning, cost_cache, suffix_bytes, ..shared.clone() })
+    Ok(Config { model, device, kv, kv_events, scheduler, tuning, cost_cache, suffix_bytes, ..shared.clone() })
 }
 
 /// A section as a pair has it: key by key what it says itself, also if that is null, for the default; else what is said for all.

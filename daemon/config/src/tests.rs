@@ -41,6 +41,7 @@ fn the_teaching_file_says_every_default() {
         "draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions rank_deadline_s replicas tensor_parallel threads"
     );
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
+    assert_eq!(keys("kv_events"), "buffer_steps encoding endpoint replay_endpoint topic");
     assert_eq!(
         keys("scheduler"),
         "max_context max_pass_rows max_prefill_rows max_running max_waiting priorities"

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use faser_actors::{
-    DeviceSpec, Drill, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
+    DeviceSpec, Drill, KvSender, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
     WatchdogConfig,
 };
 use faser_config::device::{Chosen, Machine, choose};
@@ -69,6 +69,8 @@ pub struct Loaded {
     pub config: Config,
     /// By what its metrics are told from those of other pairs, if there are any.
     pub label: Option<String>,
+    /// Where the replicas tell what of their KV is cached, one after the other; none if nobody is to know.
+    pub kv_events: Vec<KvSender>,
 }
 
 /// A pair whose weights are in the host's memory, if they are to be there.
@@ -260,6 +262,7 @@ fn finish(begun: Begun, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, Loa
         learned,
         config: config.clone(),
         label: None,
+        kv_events: Vec::new(),
     })
 }
 
@@ -293,8 +296,13 @@ impl Loaded {
         let target = self.device.target().config;
         let (vocab, max_context) = (target.vocab, self.engine.max_context);
         let eos: Vec<TokenId> = target.eos;
-        let spec =
-            |device| ServiceSpec { device, engine: self.engine.clone(), watchdog: WatchdogConfig::default() };
+        let mut kv_events = self.kv_events.into_iter();
+        let spec = |device| ServiceSpec {
+            device,
+            engine: self.engine.clone(),
+            watchdog: WatchdogConfig::default(),
+            kv_events: kv_events.next(),
+        };
         let device = self.device.clone();
         let specs = std::iter::once(self.device).chain(self.more).map(spec).collect();
         let names = faser_actors::MetricNames {

@@ -13,6 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "faser-actors",
             "faser-config",
             "faser-engine",
+            "faser-kv-events",
             "faser-loading",
             "faser-models",
             "faser-openai",
@@ -62,6 +63,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("faser-openai", &["faser-actors", "faser-bench", "faser-config", "faser-engine", "faser-models"]),
+    ("faser-kv-events", &["faser-actors", "faser-config", "faser-engine"]),
     // A key may name a model on the hub.
     ("faser-config", &["faser-actors", "faser-engine", "faser-hub", "faser-models", "faser-topology"]),
     ("faser-hub", &[]),
