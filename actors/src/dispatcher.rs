@@ -10,7 +10,7 @@ use faser_engine::{Admission, CancelledChunk, Command, Engine, Event, LaneKind, 
 use crate::error::SubmitError;
 use crate::failures::{Fault, Faults, Part};
 use crate::gpu_actor::Device;
-use crate::kv_events::{KvFeed, KvSender};
+use crate::kv_events::KvFeed;
 use crate::lane::LaneDone;
 use crate::latency::{Latencies, RequestClock};
 use crate::load_monitor::{LoadBoard, LoadMonitor, LookNow};
@@ -62,10 +62,12 @@ pub(crate) struct FrontierDispatcher {
 
 impl FrontierDispatcher {
     /// A dispatcher that waits for its first device.
-    pub(crate) fn new(mut engine: Engine, links: Links, kv_events: Option<KvSender>) -> FrontierDispatcher {
+    pub(crate) fn new(mut engine: Engine, links: Links, kv_feed: Option<KvFeed>) -> FrontierDispatcher {
         let mut commands = Vec::new();
-        let kv_feed = kv_events.map(|sender| KvFeed::new(sender, &engine, &links.meter));
         engine.handle(Duration::ZERO, Event::DeviceLost, &mut commands);
+        if kv_feed.is_some() {
+            engine.tell_kv_events();
+        }
         links.board.put(engine.view());
         FrontierDispatcher {
             engine,

@@ -37,7 +37,7 @@ pub fn kv_queue() -> (KvSender, mpsc::Receiver<KvBatch>) {
     kv_queue_of(QUEUE_CAPACITY)
 }
 
-fn kv_queue_of(batches: usize) -> (KvSender, mpsc::Receiver<KvBatch>) {
+pub(crate) fn kv_queue_of(batches: usize) -> (KvSender, mpsc::Receiver<KvBatch>) {
     let (queue, batches) = mpsc::channel(batches);
     (KvSender { queue }, batches)
 }
@@ -53,9 +53,8 @@ pub(crate) struct KvFeed {
 }
 
 impl KvFeed {
-    /// Has the engine tell of its cache from now on.
-    pub(crate) fn new(sender: KvSender, engine: &Engine, meter: &Meter) -> KvFeed {
-        engine.tell_kv_events();
+    /// One with metrics of its own.
+    pub(crate) fn new(sender: KvSender, meter: &Meter) -> KvFeed {
         let counts = |name, text| meter.counts(name, Unit::Count, text);
         KvFeed {
             queue: sender.queue,

@@ -18,6 +18,7 @@ use actix_web::rt::task::JoinHandle;
 use actix_web::{HttpServer, web};
 use anyhow::{Result, anyhow};
 use faser_config::{Config, sizes};
+use faser_kv_events::{Endpoints, KvEventsError};
 use faser_loading::load_pairs::{Loaded, load_all};
 use faser_models::GenerationDefaults;
 use faser_openai::access::Access;
@@ -63,6 +64,7 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
     let reload = Arc::new(Mutex::new(reload));
     // Before the port: who cannot have one of the two does not begin.
     let admin = administer(&config, for_admin, &app, &reload)?;
+    let endpoints = kv_endpoints(&config)?;
     let (address, http) = bind(&config, &app, handed_over)?;
     actix_web::rt::spawn(async move {
         loop {
@@ -75,7 +77,7 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
     }
     let drain_timeout = config.drain_timeout;
     let (pairs, kept) = tokio::select! {
-        started = start(config, app.clone()) => started?,
+        started = start(config, endpoints, app.clone()) => started?,
         signal = signals.next() => {
             tracing::info!(signal = signal.name, "ended while loading");
             notify::stopping(Duration::ZERO, "ended while loading");
@@ -264,8 +266,21 @@ fn bind(
     Ok((address, handle))
 }
 
+/// Where each pair publishes KV events, if it does.
+fn kv_endpoints(config: &Config) -> Result<Vec<Vec<Endpoints>>, KvEventsError> {
+    let of_pair = |pair: &Config| match &pair.kv_events {
+        Some(events) => Endpoints::bind(events, pair.device.replicas),
+        None => Ok(Vec::new()),
+    };
+    config.each().iter().map(of_pair).collect()
+}
+
 /// Loads the pairs and starts them.
-async fn start(config: Config, app: web::Data<App>) -> Result<(Pairs, Rc<KeptPairs>)> {
+async fn start(
+    config: Config,
+    endpoints: Vec<Vec<Endpoints>>,
+    app: web::Data<App>,
+) -> Result<(Pairs, Rc<KeptPairs>)> {
     let loaded = actix_web::rt::task::spawn_blocking(move || {
         let mut display = Display::new();
         let mut loading = notify::Loading::default();
@@ -282,11 +297,14 @@ async fn start(config: Config, app: web::Data<App>) -> Result<(Pairs, Rc<KeptPai
     let loaded = loaded.await.map_err(|err| SystemError::Call { what: "load", source: err.into() })??;
     let mut served = Vec::with_capacity(loaded.len());
     let mut kept = KeptPairs::default();
-    for mut pair in loaded {
+    for (mut pair, endpoints) in loaded.into_iter().zip(endpoints) {
         tell_loaded(&pair);
         let warming = pair.label.as_ref().map_or_else(String::new, |name| format!(" {name}"));
         notify::still_starting(&format!("warming up{warming}"));
         let learned = pair.learned.take();
+        if let Some(events) = &pair.config.kv_events {
+            pair.kv_events = faser_kv_events::publish(events, endpoints)?;
+        }
         let pair = Arc::new(pair.start().await?);
         if let Some(file) = learned {
             kept.add(&pair, file).await;

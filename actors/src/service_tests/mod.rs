@@ -3,6 +3,7 @@
 mod control;
 mod fault_tests;
 mod groups;
+mod kv_events;
 mod recording_tests;
 mod replica_tests;
 mod retired_draft;
