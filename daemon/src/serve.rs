@@ -29,6 +29,7 @@ use faser_openai::pairs::Served;
 use faser_operators::admin::peer::Operators;
 use faser_operators::admin::{self, Admin};
 use faser_operators::reload::Reload;
+use faser_telemetry::Traces;
 use faser_terminal::{Display, Hangups, Signals, SystemError, println};
 use tokio::sync::Mutex;
 
@@ -60,7 +61,9 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
     let recorder = metrics_recorder::install().map_err(|err| anyhow!("cannot set up metrics: {err}"))?;
     let access = Arc::new(Access::load(&config.server)?);
     reload.manage(Arc::clone(&access));
-    let app = web::Data::new(App::new(config.server.clone(), access, recorder.clone()));
+    let traces = Traces::start(config.telemetry.otlp_endpoint.as_deref())?;
+    let app = App::new(config.server.clone(), access, recorder.clone()).traced(traces);
+    let app = web::Data::new(app);
     let reload = Arc::new(Mutex::new(reload));
     // Before the port: who cannot have one of the two does not begin.
     let admin = administer(&config, for_admin, &app, &reload)?;
@@ -121,6 +124,10 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
         () = drain(&pairs, &kept, telling, http, drain_timeout) => {
             if let Some((_, admin)) = &admin {
                 admin.stop(true).await;
+            }
+            if let Some(traces) = app.traces().cloned() {
+                // A panic there is in the log already.
+                let _ = actix_web::rt::task::spawn_blocking(move || traces.stop()).await;
             }
             tracing::info!("ended");
             Ok(exit_status)

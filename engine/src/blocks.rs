@@ -227,7 +227,7 @@ impl PoolState {
         let serial = self.tick();
         self.by_prefix.insert(key.clone(), id);
         if let Some(told) = &mut self.told {
-            told.entered(&key, serial);
+            told.entered(serial, key.parent, key.salt, &key.tokens);
         }
         self.slots[id as usize].cached = Some(Cached { key, serial, released_at: 0 });
         serial
@@ -324,8 +324,12 @@ impl BlockPool {
             return;
         };
         // A parent's serial is less than its child's, and so it comes first in the order of keys.
-        let cached = by_prefix.iter().map(|(key, &id)| (key, slots[id as usize].cached.as_ref()));
-        told.again(cached.filter_map(|(key, cached)| Some((key, cached?.serial))));
+        told.clear();
+        for (key, &id) in by_prefix.iter() {
+            if let Some(cached) = &slots[id as usize].cached {
+                told.entered(cached.serial, key.parent, key.salt, &key.tokens);
+            }
+        }
     }
 
     /// Takes over from a pool whose blocks are gone who is told, and what he has yet to hear.

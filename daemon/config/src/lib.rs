@@ -11,6 +11,7 @@ mod read_config;
 mod sections;
 mod server_section;
 pub mod sizes;
+mod telemetry_section;
 mod topology;
 pub mod tunables;
 
@@ -30,6 +31,7 @@ use faser_topology::{DraftPlace, Topology};
 pub use self::admin_section::{AdminConfig, AdminSocket};
 pub use self::kv_events_section::{KvEncoding, KvEventsConfig};
 pub use self::server_section::{ServerConfig, TlsConfig};
+pub use self::telemetry_section::TelemetryConfig;
 
 /// Why a configuration cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +72,8 @@ pub struct Config {
     pub profile: bool,
     /// What is logged.
     pub log: LogConfig,
+    /// Where traces go.
+    pub telemetry: TelemetryConfig,
     /// Whether metrics have vLLM's names too.
     pub vllm_names: bool,
     /// How long SIGTERM waits for sequences in flight.

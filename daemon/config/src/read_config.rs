@@ -10,6 +10,7 @@ use super::raw::{ConfigSource, Document};
 use super::sections::{Sections, log, name, sections};
 use super::server_section::server;
 use super::sizes::seconds;
+use super::telemetry_section::telemetry;
 use super::topology::topology;
 use super::{Config, ConfigError, DeviceKind};
 use crate::fields::{Fault, FieldError, Fields};
@@ -64,6 +65,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
     let server = server(section("server")?, folder)?;
     let admin = admin(section("admin")?, folder)?;
     let log = log(section("log")?)?;
+    let telemetry = telemetry(section("telemetry")?)?;
     let mut metrics = section("metrics")?;
     let vllm_names = metrics.flag("vllm_names")?.unwrap_or(true);
     metrics.finish()?;
@@ -87,6 +89,7 @@ fn read(root: &Value, folder: &Path) -> Result<Config, FieldError> {
         suffix_bytes,
         profile: false,
         log,
+        telemetry,
         vllm_names,
         drain_timeout,
         pairs: Vec::new(),

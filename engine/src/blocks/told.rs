@@ -5,7 +5,6 @@
 
 use rustc_hash::FxHashMap;
 
-use super::PrefixKey;
 use crate::request::TokenId;
 
 /// A change of what is cached.
@@ -43,21 +42,21 @@ impl Told {
         Told { block_size, hashes: FxHashMap::default(), events: Vec::new() }
     }
 
-    /// A block has entered the cache.
-    pub(super) fn entered(&mut self, key: &PrefixKey, serial: u64) {
-        if key.salt != 0 || key.tokens.len() != self.block_size {
+    /// A block has entered the cache, behind the content of the serial `before`, 0 for none.
+    pub(super) fn entered(&mut self, serial: u64, before: u64, salt: u128, tokens: &[TokenId]) {
+        if salt != 0 || tokens.len() != self.block_size {
             return;
         }
-        let parent = match key.parent {
+        let parent = match before {
             0 => None,
             before => match self.hashes.get(&before) {
                 Some(hash) => Some(*hash),
                 None => return,
             },
         };
-        let hash = chained(parent, &key.tokens);
+        let hash = chained(parent, tokens);
         self.hashes.insert(serial, hash);
-        self.events.push(KvEvent::Stored { hash, parent, tokens: key.tokens.clone() });
+        self.events.push(KvEvent::Stored { hash, parent, tokens: tokens.into() });
     }
 
     /// A block has left it; whether that had been told to be there.
@@ -71,12 +70,6 @@ impl Told {
     pub(super) fn clear(&mut self) {
         self.hashes.clear();
         self.events.push(KvEvent::Cleared);
-    }
-
-    /// Tells of all again: of `cached`, parents before their children.
-    pub(super) fn again<'k>(&mut self, cached: impl Iterator<Item = (&'k PrefixKey, u64)>) {
-        self.clear();
-        cached.for_each(|(key, serial)| self.entered(key, serial));
     }
 }
 

@@ -18,6 +18,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "faser-models",
             "faser-openai",
             "faser-operators",
+            "faser-telemetry",
             "faser-terminal",
             "faser-tools",
         ],
@@ -62,12 +63,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "faser-topology",
         ],
     ),
-    ("faser-openai", &["faser-actors", "faser-bench", "faser-config", "faser-engine", "faser-models"]),
+    (
+        "faser-openai",
+        &["faser-actors", "faser-bench", "faser-config", "faser-engine", "faser-models", "faser-telemetry"],
+    ),
     ("faser-kv-events", &["faser-actors", "faser-config", "faser-engine"]),
     // A key may name a model on the hub.
     ("faser-config", &["faser-actors", "faser-engine", "faser-hub", "faser-models", "faser-topology"]),
     ("faser-hub", &[]),
     ("faser-terminal", &["faser-models"]),
+    ("faser-telemetry", &[]),
     (
         "faser-gpu-check",
         &["faser-actors", "faser-engine", "faser-kernels", "faser-models", "faser-skipped", "faser-topology"],
