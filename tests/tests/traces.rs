@@ -8,7 +8,6 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use faser_tests::{Config, Server, metrics::wait_until, rules::root};
 use serde_json::{Value, json};
@@ -217,20 +216,17 @@ fn nobody_waits_for_a_collector_that_does_not_answer() {
     let (address, came) = collector(false);
     let yaml = format!("{PAIR}telemetry: {{otlp_endpoint: '{address}/'}}\ndrain_timeout_s: 5\n");
     let yaml = yaml.replace("debug", "warn");
-    let server = Server::start_with(&yaml, &variables(&[]));
+    // Whoever waited for it would do so for the whole test.
+    let server = Server::start_with(&yaml, &variables(&[("OTEL_EXPORTER_OTLP_TIMEOUT", "600000")]));
     // 66 spans each.
     let body = json!({"prompt": [3, 4], "max_tokens": 2, "n": 16, "seed": 1, "ignore_eos": true});
-    let mut slowest = 0.0_f64;
-    for _ in 0..80 {
-        let begun = Instant::now();
+    for _ in 0..70 {
         assert_eq!(server.client().post(PATH, &body).status, 200);
-        slowest = slowest.max(begun.elapsed().as_secs_f64());
     }
     let metrics = wait_until(server.client(), "spans are dropped", |metrics| {
         metrics.value("faser_spans_dropped_total") > 100.0
     });
     assert_eq!(metrics.value("faser_spans_exported_total"), 0.0);
-    assert!(slowest < 8.0, "a request took {slowest} s, and the collector's time is 10 s");
     assert!(!came.lock().expect("the collector").is_empty(), "nothing was sent");
     server.stop();
 }
