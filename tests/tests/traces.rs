@@ -232,6 +232,22 @@ fn nobody_waits_for_a_collector_that_does_not_answer() {
 }
 
 #[test]
+fn a_collector_that_is_away_is_told_of_once() {
+    let yaml = format!("{PAIR}telemetry: {{otlp_endpoint: 'http://127.0.0.1:1'}}\n").replace("debug", "warn");
+    let server = Server::start_with(&yaml, &variables(&[]));
+    let body = json!({"prompt": [3, 4], "max_tokens": 2, "seed": 1});
+    for failed in [5.0, 10.0] {
+        assert_eq!(server.client().post(PATH, &body).status, 200);
+        wait_until(server.client(), "spans that were not taken", |metrics| {
+            metrics.value("faser_spans_failed_total") >= failed
+        });
+    }
+    server.stop();
+    let said = server.output();
+    assert_eq!(said.matches("the collector does not take traces").count(), 1, "{said}");
+}
+
+#[test]
 fn another_protocol_is_refused_at_the_start() {
     let config = Config::new(PAIR);
     let mut command = config.serve();

@@ -1,7 +1,7 @@
 //! The bound of spans that wait to be sent, and what came of them. The SDK's own queue drops too, and tells nobody how many.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use metrics::{Counter, Unit, counter, describe_counter};
@@ -37,6 +37,7 @@ impl Bounded {
         let waiting = Waiting::default();
         let exporter = Counted {
             exporter,
+            failing: AtomicBool::new(false),
             waiting: waiting.clone(),
             exported: counts("faser_spans_exported_total", "spans of traces that the collector took"),
             failed: counts("faser_spans_failed_total", "spans of traces that the collector did not take"),
@@ -85,6 +86,8 @@ impl SpanProcessor for Bounded {
 #[derive(Debug)]
 struct Counted<E> {
     exporter: E,
+    /// The last batch was not taken.
+    failing: AtomicBool,
     waiting: Waiting,
     exported: Counter,
     failed: Counter,
@@ -95,8 +98,17 @@ impl<E: SpanExporter> SpanExporter for Counted<E> {
         let spans = batch.len();
         let result = self.exporter.export(batch).await;
         self.waiting.0.fetch_sub(spans, Ordering::Relaxed);
+        let failing = self.failing.swap(result.is_err(), Ordering::Relaxed);
         let count = if result.is_ok() { &self.exported } else { &self.failed };
         count.increment(spans as u64);
+        // Once, not for each batch.
+        match &result {
+            Ok(()) if failing => tracing::info!("traces are taken again"),
+            Err(error) if !failing => {
+                tracing::warn!(%error, "the collector does not take traces, and those are lost until it does");
+            }
+            _ => {}
+        }
         result
     }
 
