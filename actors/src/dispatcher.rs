@@ -10,6 +10,7 @@ use faser_engine::{Admission, CancelledChunk, Command, Engine, Event, LaneKind, 
 use crate::error::SubmitError;
 use crate::failures::{Fault, Faults, Part};
 use crate::gpu_actor::Device;
+use crate::kv_events::KvFeed;
 use crate::lane::LaneDone;
 use crate::latency::{Latencies, RequestClock};
 use crate::load_monitor::{LoadBoard, LoadMonitor, LookNow};
@@ -47,6 +48,8 @@ pub(crate) struct FrontierDispatcher {
     device: DeviceState,
     links: Links,
     latencies: Latencies,
+    /// There if what is cached is published.
+    kv_feed: Option<KvFeed>,
     /// Kept only while somebody waits for it.
     recording: Option<Box<Recording>>,
     recordings: u64,
@@ -59,14 +62,18 @@ pub(crate) struct FrontierDispatcher {
 
 impl FrontierDispatcher {
     /// A dispatcher that waits for its first device.
-    pub(crate) fn new(mut engine: Engine, links: Links) -> FrontierDispatcher {
+    pub(crate) fn new(mut engine: Engine, links: Links, kv_feed: Option<KvFeed>) -> FrontierDispatcher {
         let mut commands = Vec::new();
         engine.handle(Duration::ZERO, Event::DeviceLost, &mut commands);
+        if kv_feed.is_some() {
+            engine.tell_kv_events();
+        }
         links.board.put(engine.view());
         FrontierDispatcher {
             engine,
             device: DeviceState::Lost,
             latencies: Latencies::new(&links.meter),
+            kv_feed,
             links,
             recording: None,
             recordings: 0,
@@ -163,6 +170,9 @@ impl FrontierDispatcher {
         }
         // Lanes first: they wait for it.
         commands.iter_mut().for_each(|command| self.send_plan(command, ended));
+        if let Some(feed) = &mut self.kv_feed {
+            feed.pass_on(&self.engine);
+        }
         // Before anyone hears of it: who has seen a stream end finds it in the figures.
         self.publish_load();
         let mut refused = None;

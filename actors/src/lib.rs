@@ -19,6 +19,7 @@ mod error;
 mod failures;
 mod gpu_actor;
 mod health;
+mod kv_events;
 mod lane;
 mod latency;
 mod load_metrics;
@@ -56,6 +57,7 @@ pub use faser_kernels::cuda::{
 pub use faser_kernels::sampling::{Logprobs, MAX_TOP_LOGPROBS};
 pub use faser_kernels::{Dtype, Isa, KV_BLOCK_MULTIPLE, Sampling};
 pub use health::DeviceStatus;
+pub use kv_events::{KvBatch, KvSender, kv_queue};
 pub use lane::LANE_BUCKETS;
 pub use latency::LATENCY_BUCKETS;
 pub use message::Look;

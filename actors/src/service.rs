@@ -17,6 +17,7 @@ use crate::error::{ServiceError, SubmitError, TuneError};
 use crate::failures::{Faults, WatchdogConfig};
 use crate::gpu_actor::DeviceFactory;
 use crate::health::{DeviceStatus, Health};
+use crate::kv_events::{KvFeed, KvSender};
 use crate::load_metrics::LoadMetrics;
 use crate::load_monitor::{LoadBoard, LoadMonitor};
 use crate::message::{Control, Look, Message, Submit};
@@ -39,6 +40,8 @@ pub struct ServiceSpec {
     pub engine: EngineConfig,
     /// When a device counts as failed.
     pub watchdog: WatchdogConfig,
+    /// Where it tells what of the target's KV is cached, if anybody is to know.
+    pub kv_events: Option<KvSender>,
 }
 
 impl ServiceSpec {
@@ -137,6 +140,7 @@ impl Service {
         let board = Arc::new(LoadBoard::default());
         let metrics = Arc::new(LoadMetrics::new(&meter));
         let health = Arc::new(Health::new(&meter));
+        let kv_feed = spec.kv_events.map(|sender| KvFeed::new(sender, &meter));
         let requests = Arc::new(Requests::default());
         let cancels = Arc::new(CancelSet::default());
         let (faults, reported) = Faults::channel();
@@ -152,7 +156,7 @@ impl Service {
             faults: faults.clone(),
             meter: meter.clone(),
         };
-        let dispatcher = start_dispatcher(&arbiters[0], spec.engine, links).await?;
+        let dispatcher = start_dispatcher(&arbiters[0], spec.engine, links, kv_feed).await?;
         let (stop_watchdog, stop) = oneshot::channel();
         let (started, first_build) = oneshot::channel();
         let (ended, watchdog_ended) = oneshot::channel();
@@ -441,10 +445,12 @@ async fn start_dispatcher(
     arbiter: &Arbiter,
     engine: EngineConfig,
     links: Links,
+    kv_feed: Option<KvFeed>,
 ) -> Result<Addr<FrontierDispatcher>, ServiceError> {
     let (tell_started, started) = oneshot::channel();
     arbiter.spawn_fn(move || {
-        let dispatcher = Engine::new(engine).map(|engine| FrontierDispatcher::new(engine, links).start());
+        let dispatcher =
+            Engine::new(engine).map(|engine| FrontierDispatcher::new(engine, links, kv_feed).start());
         // Nobody waits for it only if the start was abandoned; with the address the actor ends too.
         let _ = tell_started.send(dispatcher);
     });

@@ -186,6 +186,7 @@ fn spec(device: DeviceSpec) -> ServiceSpec {
             },
         },
         watchdog: WatchdogConfig { back_off: Duration::from_millis(1), ..WatchdogConfig::default() },
+        kv_events: None,
     }
 }
 

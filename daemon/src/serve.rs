@@ -18,6 +18,7 @@ use actix_web::rt::task::JoinHandle;
 use actix_web::{HttpServer, web};
 use anyhow::{Result, anyhow};
 use faser_config::{Config, sizes};
+use faser_kv_events::{Endpoints, KvEventsError};
 use faser_loading::load_pairs::{Loaded, load_all};
 use faser_models::GenerationDefaults;
 use faser_openai::access::Access;
@@ -28,6 +29,7 @@ use faser_openai::pairs::Served;
 use faser_operators::admin::peer::Operators;
 use faser_operators::admin::{self, Admin};
 use faser_operators::reload::Reload;
+use faser_telemetry::Traces;
 use faser_terminal::{Display, Hangups, Signals, SystemError, println};
 use tokio::sync::Mutex;
 
@@ -65,10 +67,13 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
     let recorder = metrics_recorder::install().map_err(|err| anyhow!("cannot set up metrics: {err}"))?;
     let access = Arc::new(Access::load(&config.server)?);
     reload.manage(Arc::clone(&access));
-    let app = web::Data::new(App::new(config.server.clone(), access, recorder.clone()));
+    let traces = Traces::start(config.telemetry.otlp_endpoint.as_deref())?;
+    let app = App::new(config.server.clone(), access, recorder.clone()).traced(traces);
+    let app = web::Data::new(app);
     let reload = Arc::new(Mutex::new(reload));
     // Before the port: who cannot have one of the two does not begin.
     let admin = administer(&config, for_admin, &app, &reload)?;
+    let endpoints = kv_endpoints(&config)?;
     let (address, http) = bind(&config, &app, handed_over)?;
     actix_web::rt::spawn(async move {
         loop {
@@ -82,7 +87,7 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
     let drain_timeout = config.drain_timeout;
     let waiting = config.node.as_ref().map(|_| actix_web::rt::spawn(tell_of_waiting()));
     let (pairs, kept) = tokio::select! {
-        started = start(config, app.clone()) => started?,
+        started = start(config, endpoints, app.clone()) => started?,
         signal = signals.next() => {
             tracing::info!(signal = signal.name, "ended while loading");
             notify::stopping(Duration::ZERO, "ended while loading");
@@ -127,6 +132,10 @@ pub async fn serve(config: Config, mut reload: Reload) -> Result<i32> {
         () = drain(&pairs, &kept, telling, http, drain_timeout) => {
             if let Some((_, admin)) = &admin {
                 admin.stop(true).await;
+            }
+            if let Some(traces) = app.traces().cloned() {
+                // A panic there is in the log already.
+                let _ = actix_web::rt::task::spawn_blocking(move || traces.stop()).await;
             }
             tracing::info!("ended");
             Ok(exit_status)
@@ -280,8 +289,21 @@ async fn tell_of_waiting() {
     }
 }
 
+/// Where each pair publishes KV events, if it does.
+fn kv_endpoints(config: &Config) -> Result<Vec<Vec<Endpoints>>, KvEventsError> {
+    let of_pair = |pair: &Config| match &pair.kv_events {
+        Some(events) => Endpoints::bind(events, pair.device.replicas),
+        None => Ok(Vec::new()),
+    };
+    config.each().iter().map(of_pair).collect()
+}
+
 /// Loads the pairs and starts them.
-async fn start(config: Config, app: web::Data<App>) -> Result<(Pairs, Rc<KeptPairs>)> {
+async fn start(
+    config: Config,
+    endpoints: Vec<Vec<Endpoints>>,
+    app: web::Data<App>,
+) -> Result<(Pairs, Rc<KeptPairs>)> {
     let loaded = actix_web::rt::task::spawn_blocking(move || {
         let mut display = Display::new();
         let mut loading = notify::Loading::default();
@@ -298,11 +320,14 @@ async fn start(config: Config, app: web::Data<App>) -> Result<(Pairs, Rc<KeptPai
     let loaded = loaded.await.map_err(|err| SystemError::Call { what: "load", source: err.into() })??;
     let mut served = Vec::with_capacity(loaded.len());
     let mut kept = KeptPairs::default();
-    for mut pair in loaded {
+    for (mut pair, endpoints) in loaded.into_iter().zip(endpoints) {
         tell_loaded(&pair);
         let warming = pair.label.as_ref().map_or_else(String::new, |name| format!(" {name}"));
         notify::still_starting(&format!("warming up{warming}"));
         let learned = pair.learned.take();
+        if let Some(events) = &pair.config.kv_events {
+            pair.kv_events = faser_kv_events::publish(events, endpoints)?;
+        }
         let pair = Arc::new(pair.start().await?);
         if let Some(file) = learned {
             kept.add(&pair, file).await;

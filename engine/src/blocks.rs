@@ -25,6 +25,8 @@
 //! earliest, after the copies. Copies are made in their order, as one may write a block that one before it reads. A copy into a block
 //! that nobody holds any more is dropped. While its copy is wanted a block enters no cache, so no copy reads what another has yet to bring.
 
+mod told;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -34,6 +36,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::request::TokenId;
 use crate::view::PoolView;
+
+pub use told::KvEvent;
+use told::Told;
 
 /// A block of KV memory: an index into a pool, the same number in the device's `KvCache`.
 pub type BlockId = u32;
@@ -113,6 +118,8 @@ struct PoolState {
     evictable: BTreeMap<u64, BlockId>,
     /// What the next plan is to copy, in order; at most one for each block.
     copies: Vec<BlockCopy>,
+    /// There while somebody wants to know what is cached.
+    told: Option<Box<Told>>,
     clock: u64,
 }
 
@@ -135,6 +142,7 @@ impl PoolState {
         let (_, id) = self.evictable.pop_first()?;
         if let Some(cached) = self.slots[id as usize].cached.take() {
             self.by_prefix.remove(&cached.key);
+            self.tell_left(cached.serial);
         }
         Some(id)
     }
@@ -220,6 +228,9 @@ impl PoolState {
         }
         let serial = self.tick();
         self.by_prefix.insert(key.clone(), id);
+        if let Some(told) = &mut self.told {
+            told.entered(serial, key.parent, key.salt, &key.tokens);
+        }
         self.slots[id as usize].cached = Some(Cached { key, serial, released_at: 0 });
         serial
     }
@@ -232,6 +243,23 @@ impl PoolState {
         if slot.holders == 0 {
             self.evictable.remove(&cached.released_at);
             self.empty.push(id);
+        }
+        self.tell_left(cached.serial);
+    }
+
+    /// What is behind a block that left is found no more, even where it is held.
+    fn tell_left(&mut self, serial: u64) {
+        let PoolState { told: Some(told), by_prefix, slots, .. } = self else { return };
+        let mut left = vec![serial];
+        while let Some(serial) = left.pop() {
+            if !told.left(serial) {
+                continue;
+            }
+            let first = PrefixKey { parent: serial, salt: 0, tokens: [].into() };
+            let behind =
+                by_prefix.range(first..).take_while(|(key, _)| key.parent == serial && key.salt == 0);
+            let cached = behind.filter_map(|(_, &id)| slots[id as usize].cached.as_ref());
+            left.extend(cached.map(|cached| cached.serial));
         }
     }
 }
@@ -284,6 +312,41 @@ impl BlockPool {
         let mut whole = 0;
         let found = self.state.borrow().find(tokens, salt, self.block_size, |_| whole += 1);
         whole * self.block_size + found.tail.map_or(0, |tail| tail.tokens)
+    }
+
+    /// From now on it is told what of it is cached; what is already, at once.
+    pub(crate) fn tell(&self) {
+        self.state.borrow_mut().told.get_or_insert_with(|| Box::new(Told::new(self.block_size)));
+        self.tell_again();
+    }
+
+    /// Has all that is cached told anew, behind [`KvEvent::Cleared`], if anything is told.
+    pub(crate) fn tell_again(&self) {
+        let PoolState { told: Some(told), by_prefix, slots, .. } = &mut *self.state.borrow_mut() else {
+            return;
+        };
+        // A parent's serial is less than its child's, and so it comes first in the order of keys.
+        told.clear();
+        for (key, &id) in by_prefix.iter() {
+            if let Some(cached) = &slots[id as usize].cached {
+                told.entered(cached.serial, key.parent, key.salt, &key.tokens);
+            }
+        }
+    }
+
+    /// Takes over from a pool whose blocks are gone who is told, and what he has yet to hear.
+    pub(crate) fn tell_after(self, gone: &BlockPool) -> BlockPool {
+        let mut told = gone.state.borrow_mut().told.take();
+        told.iter_mut().for_each(|told| told.clear());
+        self.state.borrow_mut().told = told;
+        self
+    }
+
+    /// Appends what has changed since the last call.
+    pub(crate) fn take_events(&self, out: &mut Vec<KvEvent>) {
+        if let Some(told) = &mut self.state.borrow_mut().told {
+            out.append(&mut told.events);
+        }
     }
 
     /// Appends the copies that are wanted: whoever calls it has the pool's lane make them before anything else of its next plan.

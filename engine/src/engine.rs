@@ -20,7 +20,7 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 
 use crate::api::{Command, Event, FinishReason, Refusal};
-use crate::blocks::BlockPool;
+use crate::blocks::{BlockPool, KvEvent};
 use crate::branch::{Branch, Spent};
 use crate::config::{EngineConfig, EngineError, Tuning};
 use crate::cost::{PartitionCosts, PassCost};
@@ -326,6 +326,21 @@ impl Engine {
         self.target_pool.cached_tokens(prompt, salt)
     }
 
+    /// From now on [`Engine::take_kv_events`] has something: to begin with, all that is cached.
+    pub fn tell_kv_events(&self) {
+        self.target_pool.tell();
+    }
+
+    /// Has all that is cached told anew, behind [`KvEvent::Cleared`]: for whoever missed something.
+    pub fn tell_kv_events_again(&self) {
+        self.target_pool.tell_again();
+    }
+
+    /// Appends what has changed, since the last call, in the target KV that requests without a salt find cached.
+    pub fn take_kv_events(&self, out: &mut Vec<KvEvent>) {
+        self.target_pool.take_events(out);
+    }
+
     /// Epochs that the last event ended, in order.
     pub fn epoch_moves(&self) -> &[EpochMove] {
         &self.moves
@@ -453,7 +468,8 @@ impl Engine {
             }
         }
         // Cached prefixes are gone with the memory, and so are copies that nobody has been told of.
-        (self.target_pool, self.draft_pools) = pools(&self.config);
+        let (target, drafts) = pools(&self.config);
+        (self.target_pool, self.draft_pools) = (target.tell_after(&self.target_pool), drafts);
         let pools = (&self.target_pool, &self.draft_pools[0]);
         for sequence in self.sequences.values_mut() {
             sequence.evict(pools);

@@ -34,7 +34,7 @@ mod verifying;
 mod view;
 
 pub use api::*;
-pub use blocks::{BlockCopy, BlockId};
+pub use blocks::{BlockCopy, BlockId, KvEvent};
 pub use config::{EngineConfig, EngineError, SpeculationBounds, Tuning};
 pub use counts::Counts;
 pub use engine::Engine;

@@ -15,6 +15,8 @@ const CRATES: &[&str] = &[
     "bench",
     "daemon/hub",
     "daemon/config",
+    "daemon/kv-events",
+    "daemon/telemetry",
     "daemon/terminal",
     "daemon/openai",
     "daemon/loading",

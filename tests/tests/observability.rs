@@ -157,6 +157,13 @@ fn the_table_is_what_is_exported() {
     let yaml = "model:\n  synthetic: {preset: tiny}\ndevice: {kind: cpu, replicas: 2}\n";
     let faults = differences(&table, &exported(&scrape_after_requests(yaml)), Several::Replicas);
     assert!(faults.is_empty(), "with replicas:\n{}\n", faults.join("\n"));
+    // What is there if it is asked for.
+    let asked = "model:\n  synthetic: {preset: tiny}\nkv_events: {endpoint: 'tcp://127.0.0.1:0'}\ntelemetry: {otlp_endpoint: 'http://127.0.0.1:1'}\n";
+    let asked = exported(&scrape_after_requests(asked));
+    let faults = differences(&table, &asked, Several::Nothing);
+    assert!(faults.is_empty(), "with all that can be asked for:\n{}\n", faults.join("\n"));
+    let missing = table.keys().filter(|name| !asked.contains_key(*name)).collect::<Vec<_>>();
+    assert_eq!(missing, Vec::<&String>::new());
     let pair = |name| format!("- {{name: {name}, model: {{synthetic: {{preset: tiny}}}}}}\n");
     let yaml = format!("device: {{kind: cpu}}\npairs:\n{}{}", pair("a"), pair("b"));
     let faults = differences(&table, &exported(&scrape_after_requests(&yaml)), Several::Pairs);

@@ -3,6 +3,7 @@
 mod control;
 mod fault_tests;
 mod groups;
+mod kv_events;
 mod node_tests;
 mod recording_tests;
 mod replica_tests;
@@ -92,6 +93,7 @@ fn spec() -> ServiceSpec {
             },
         },
         watchdog: WatchdogConfig { back_off: Duration::from_millis(1), ..WatchdogConfig::default() },
+        kv_events: None,
     }
 }
 

@@ -5,12 +5,14 @@ pub mod changes;
 pub mod device;
 mod draft_key;
 pub mod fields;
+mod kv_events_section;
 mod node_section;
 pub mod raw;
 mod read_config;
 mod sections;
 mod server_section;
 pub mod sizes;
+mod telemetry_section;
 mod topology;
 pub mod tunables;
 
@@ -28,8 +30,10 @@ use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
 
 pub use self::admin_section::{AdminConfig, AdminSocket};
+pub use self::kv_events_section::{KvEncoding, KvEventsConfig};
 pub use self::node_section::NodeConfig;
 pub use self::server_section::{ServerConfig, TlsConfig};
+pub use self::telemetry_section::TelemetryConfig;
 
 /// Why a configuration cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,6 +62,8 @@ pub struct Config {
     pub topology: Option<Topology>,
     /// KV memory.
     pub kv: KvConfig,
+    /// Where it is published what of the KV is cached, if anywhere.
+    pub kv_events: Option<KvEventsConfig>,
     /// Bounds of the batch and the queue.
     pub scheduler: SchedulerConfig,
     /// How engines decide, and those of their bounds that can change: see [`tunables`].
@@ -70,6 +76,8 @@ pub struct Config {
     pub profile: bool,
     /// What is logged.
     pub log: LogConfig,
+    /// Where traces go.
+    pub telemetry: TelemetryConfig,
     /// Whether metrics have vLLM's names too.
     pub vllm_names: bool,
     /// How long SIGTERM waits for sequences in flight.

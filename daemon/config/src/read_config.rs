@@ -11,6 +11,7 @@ use super::raw::{ConfigSource, Document};
 use super::sections::{Sections, log, name, sections};
 use super::server_section::server;
 use super::sizes::seconds;
+use super::telemetry_section::telemetry;
 use super::topology::topology;
 use super::{Config, ConfigError, DeviceKind};
 use crate::fields::{Fault, FieldError, Fields};
@@ -18,7 +19,7 @@ use crate::fields::{Fault, FieldError, Fields};
 /// Pairs of one daemon.
 const MOST_PAIRS: usize = 16;
 /// Sections that a pair may have. All others are the daemon's.
-const SECTIONS: [&str; 5] = ["model", "device", "kv", "scheduler", "speculation"];
+const SECTIONS: [&str; 6] = ["model", "device", "kv", "kv_events", "scheduler", "speculation"];
 
 impl Config {
     /// Reads a document; every key that is absent or null takes its default.
@@ -70,12 +71,13 @@ fn read(
     let server = server(section("server")?, folder)?;
     let admin = admin(section("admin")?, folder)?;
     let log = log(section("log")?)?;
+    let telemetry = telemetry(section("telemetry")?)?;
     let mut metrics = section("metrics")?;
     let vllm_names = metrics.flag("vllm_names")?.unwrap_or(true);
     metrics.finish()?;
     let node = node(section("node")?, environment)?;
     let nodes = node.as_ref().map_or(1, |node| node.place.of);
-    let Sections { model, device, kv, scheduler, tuning, cost_cache, suffix_bytes } =
+    let Sections { model, device, kv, kv_events, scheduler, tuning, cost_cache, suffix_bytes } =
         sections(section, folder, nodes)?;
     node.as_ref().map_or(Ok(()), |node| fits(node, &device))?;
     let topology = topology(&mut root, folder)?;
@@ -90,12 +92,14 @@ fn read(
         node,
         topology,
         kv,
+        kv_events,
         scheduler,
         tuning,
         cost_cache,
         suffix_bytes,
         profile: false,
         log,
+        telemetry,
         vllm_names,
         drain_timeout,
         pairs: Vec::new(),
@@ -166,14 +170,14 @@ fn pair(
     }
     let section =
         |name: &'static str| Fields::new(format!("{path}.{name}"), whole.get(name).unwrap_or(&Value::Null));
-    let Sections { mut model, device, kv, scheduler, tuning, cost_cache, suffix_bytes } =
+    let Sections { mut model, device, kv, kv_events, scheduler, tuning, cost_cache, suffix_bytes } =
         sections(section, folder, 1)?;
     if model.name.is_some() {
         let problem = format!("stands beside `{path}.name`: leave it out");
         return Err(FieldError::new(format!("{path}.model.name"), Fault::Value, problem));
     }
     model.name = Some(name);
-    Ok(Config { model, device, kv, scheduler, tuning, cost_cache, suffix_bytes, ..shared.clone() })
+    Ok(Config { model, device, kv, kv_events, scheduler, tuning, cost_cache, suffix_bytes, ..shared.clone() })
 }
 
 /// A section as a pair has it: key by key what it says itself, also if that is null, for the default; else what is said for all.

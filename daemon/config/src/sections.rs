@@ -12,6 +12,7 @@ use faser_topology::DraftPlace;
 use serde_json::Value;
 
 use super::draft_key::{self, DraftKey};
+use super::kv_events_section::{KvEventsConfig, kv_events};
 use super::sizes::{self, MIB};
 use super::{
     CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, MOST_PARTITIONS, ModelPlace,
@@ -28,6 +29,7 @@ pub(super) struct Sections {
     pub(super) model: ModelSection,
     pub(super) device: DeviceConfig,
     pub(super) kv: KvConfig,
+    pub(super) kv_events: Option<KvEventsConfig>,
     pub(super) scheduler: SchedulerConfig,
     pub(super) tuning: Tuning,
     pub(super) cost_cache: CostCache,
@@ -42,11 +44,12 @@ pub(super) fn sections<'v>(
     let (model, sources) = model(section("model")?, folder)?;
     let device = device(section("device")?, &model, nodes)?;
     let kv = kv(section("kv")?)?;
+    let kv_events = kv_events(section("kv_events")?, &kv, device.replicas)?;
     let mut tuning = Tuning::default();
     let scheduler = scheduler(section("scheduler")?, &mut tuning)?;
     let fields = section("speculation")?;
     let (cost_cache, suffix_bytes) = speculation(fields, &model, sources.as_deref(), folder, &mut tuning)?;
-    Ok(Sections { model, device, kv, scheduler, tuning, cost_cache, suffix_bytes })
+    Ok(Sections { model, device, kv, kv_events, scheduler, tuning, cost_cache, suffix_bytes })
 }
 
 /// The model section, and which sources beside a draft model it names, if it lists them.

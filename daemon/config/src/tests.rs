@@ -41,6 +41,7 @@ fn the_teaching_file_says_every_default() {
         "draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions pipeline_parallel rank_deadline_s replicas tensor_parallel threads"
     );
     assert_eq!(keys("kv"), "block_size memory prefix_cache");
+    assert_eq!(keys("kv_events"), "buffer_steps encoding endpoint replay_endpoint topic");
     assert_eq!(
         keys("scheduler"),
         "max_context max_pass_rows max_prefill_rows max_running max_waiting priorities"
@@ -51,6 +52,19 @@ fn the_teaching_file_says_every_default() {
     );
     assert_eq!(keys("log"), "format level");
     assert_eq!(keys("metrics"), "vllm_names");
+    assert_eq!(keys("telemetry"), "otlp_endpoint");
+}
+
+#[test]
+fn traces_go_to_a_collector() {
+    let telemetry = |text: &str| read(&format!("telemetry: {{{text}}}\n")).unwrap().telemetry;
+    assert_eq!(telemetry(""), TelemetryConfig::default());
+    let named = telemetry("otlp_endpoint: 'http://localhost:4318'").otlp_endpoint;
+    assert_eq!(named.as_deref(), Some("http://localhost:4318"));
+    for text in ["localhost:4317", "http://", "grpc://a:1", ""] {
+        let refusal = refusal(&format!("telemetry: {{otlp_endpoint: '{text}'}}\n"));
+        assert!(refusal.contains("`telemetry.otlp_endpoint`") && refusal.contains(":4318"), "{refusal}");
+    }
 }
 
 #[test]

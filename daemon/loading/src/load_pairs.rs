@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use faser_actors::{
-    DeviceSpec, Drill, NodeSpec, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission, Update,
-    WatchdogConfig,
+    DeviceSpec, Drill, KvSender, NodeSpec, ProfileSpec, Replicas, Sampling, Service, ServiceSpec, Submission,
+    Update, WatchdogConfig,
 };
 use faser_config::device::{Chosen, Machine, choose};
 use faser_config::{Config, ModelSource};
@@ -69,6 +69,8 @@ pub struct Loaded {
     pub config: Config,
     /// By what its metrics are told from those of other pairs, if there are any.
     pub label: Option<String>,
+    /// Where the replicas tell what of their KV is cached, one after the other; none if nobody is to know.
+    pub kv_events: Vec<KvSender>,
 }
 
 /// A pair whose weights are in the host's memory, if they are to be there.
@@ -280,6 +282,7 @@ fn finish(begun: Begun, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, Loa
         learned,
         config: config.clone(),
         label: None,
+        kv_events: Vec::new(),
     })
 }
 
@@ -313,13 +316,14 @@ impl Loaded {
         let target = self.device.target().config;
         let (vocab, max_context) = (target.vocab, self.engine.max_context);
         let eos: Vec<TokenId> = target.eos;
+        let mut kv_events = self.kv_events.into_iter();
         let spec = |device: DeviceSpec| {
             let watchdog = if device.nodes().is_some() {
                 WatchdogConfig::over_nodes()
             } else {
                 WatchdogConfig::default()
             };
-            ServiceSpec { device, engine: self.engine.clone(), watchdog }
+            ServiceSpec { device, engine: self.engine.clone(), watchdog, kv_events: kv_events.next() }
         };
         let device = self.device.clone();
         let specs = std::iter::once(self.device).chain(self.more).map(spec).collect();

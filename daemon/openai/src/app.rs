@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use actix_web::{HttpRequest, web};
 use faser_config::ServerConfig;
+use faser_telemetry::Traces;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::access::Access;
@@ -22,6 +23,8 @@ pub struct App {
     /// The bodies that are being read.
     pub bodies: Bodies,
     metrics: PrometheusHandle,
+    /// Where traces of requests go, if anywhere.
+    traces: Option<Arc<Traces>>,
     pairs: OnceLock<Pairs>,
     loading: RwLock<String>,
     draining: AtomicBool,
@@ -37,11 +40,23 @@ impl App {
             access,
             bodies: Bodies::default(),
             metrics,
+            traces: None,
             pairs: OnceLock::new(),
             loading: RwLock::new("loading models".to_owned()),
             draining: AtomicBool::new(false),
             paused: RwLock::new(None),
         }
+    }
+
+    /// The same with traces of requests, if they go anywhere.
+    #[must_use]
+    pub fn traced(self, traces: Option<Traces>) -> App {
+        App { traces: traces.map(Arc::new), ..self }
+    }
+
+    /// Where traces of requests go, if anywhere.
+    pub fn traces(&self) -> Option<&Arc<Traces>> {
+        self.traces.as_ref()
     }
 
     /// Says how far loading is; shown by /ready.

@@ -21,6 +21,7 @@ use crate::errors::ApiError;
 use crate::grammars::Grammars;
 use crate::names::Names;
 use crate::params::Parameters;
+use crate::request_trace::{Asked, SequenceTrace};
 use crate::resume::{RESUME, Resume};
 use crate::text_sequence::{Reading, TextSequence};
 
@@ -200,7 +201,16 @@ impl Served {
         };
         let mut sequence = TextSequence::new(&self.tokenizer, reading);
         match sequence.ended() {
-            None => sequence.read(self.service.submit(submission).await?),
+            None => {
+                let asks = Asked {
+                    model: &parameters.model,
+                    max_new_tokens,
+                    sampling: &parameters.sampling,
+                    n: parameters.n.0,
+                };
+                let trace = SequenceTrace::of(&self.name, asks);
+                sequence.read(self.service.submit(submission).await?, trace);
+            }
             Some(tokens) if tokens == received.len() => {}
             Some(tokens) => {
                 let problem =

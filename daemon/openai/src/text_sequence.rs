@@ -6,6 +6,7 @@ use faser_actors::{Constraint, LogprobCollector, Logprobs, ReplicaStream, Update
 use faser_engine::{FinishReason, Moments, Origin, TokenId, Usage};
 use faser_models::{Detokenizer, Tokenizer};
 
+use crate::request_trace::SequenceTrace;
 use crate::stop::StopMatcher;
 
 /// A running sequence. Dropping it cancels the request.
@@ -29,6 +30,14 @@ pub struct TextSequence {
     /// Of the last token: text held back until the end is ascribed to it.
     origin: Origin,
     ending: Option<Ending>,
+    /// There until it is told how the sequence ended, if that is traced.
+    trace: Option<SequenceTrace>,
+}
+
+impl Drop for TextSequence {
+    fn drop(&mut self) {
+        self.leave("cancelled");
+    }
 }
 
 /// How a sequence is read.
@@ -174,6 +183,7 @@ impl TextSequence {
             output: Vec::new(),
             origin: Origin::Target,
             ending: None,
+            trace: None,
         };
         if !received.is_empty() {
             let mut spans = sequence.prompt();
@@ -194,8 +204,9 @@ impl TextSequence {
     }
 
     /// Its tokens come from here. The last that the client has is the first of them.
-    pub fn read(&mut self, tokens: ReplicaStream) {
+    pub(crate) fn read(&mut self, tokens: ReplicaStream, trace: Option<SequenceTrace>) {
         self.tokens = Some(tokens);
+        self.trace = trace;
     }
 
     /// Waits until something has come: from then on the KV of the prompt is there for others.
@@ -214,6 +225,9 @@ impl TextSequence {
             if let Some(mut ending) = self.ending.take() {
                 if let Some(tokens) = self.tokens.take() {
                     ending.usage = took(tokens).await;
+                    if let (Some(trace), Some(usage)) = (self.trace.take(), &ending.usage) {
+                        trace.ended(Finish::Stop.name(), usage);
+                    }
                 }
                 if let Some(usage) = ending.usage.as_mut().filter(|_| self.resumed) {
                     usage.moments = Moments::default();
@@ -329,7 +343,14 @@ impl TextSequence {
     fn cancel(&mut self) {
         match &mut self.tokens {
             Some(tokens) if self.reading.took => tokens.cancel(),
-            _ => self.tokens = None,
+            _ => self.leave(Finish::Stop.name()),
+        }
+    }
+
+    /// Lets go of its tokens, which cancels what still runs.
+    fn leave(&mut self, why: &'static str) {
+        if let (Some(tokens), Some(trace)) = (self.tokens.take(), self.trace.take()) {
+            trace.cancelled(tokens, why);
         }
     }
 
@@ -340,6 +361,9 @@ impl TextSequence {
         usage: Usage,
         spans: &mut Vec<Span>,
     ) -> Result<(), SequenceError> {
+        if let Some(trace) = self.trace.take() {
+            trace.ended(name(reason), &usage);
+        }
         if let Some(reason) = self.reading.constraint.as_ref().and_then(|constraint| constraint.failure()) {
             let error = SequenceError::Grammar(reason.to_owned());
             return Err(self.broken(error));
@@ -389,6 +413,16 @@ impl TextSequence {
     fn broken(&mut self, err: SequenceError) -> SequenceError {
         self.tokens = None;
         err
+    }
+}
+
+/// Why a sequence ended, for its trace.
+fn name(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::StopToken(_) => Finish::Stop.name(),
+        FinishReason::Length => Finish::Length.name(),
+        FinishReason::Cancelled => "cancelled",
+        FinishReason::DeviceFailed => "device_failed",
     }
 }
 

@@ -362,7 +362,7 @@ impl Entrant {
         };
         let places: Vec<usize> = (0..pair.device.partitions().len()).collect();
         let device = pair.device.with_partitions(&self.partitions(&places));
-        ServiceSpec { device, engine, watchdog: WatchdogConfig::default() }
+        ServiceSpec { device, engine, watchdog: WatchdogConfig::default(), kv_events: None }
     }
 
     /// The whole device, and those splits of it that may be used.

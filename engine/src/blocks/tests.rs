@@ -1,6 +1,6 @@
 //! What holds of pools and tables.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::*;
 use proptest::prelude::*;
@@ -237,6 +237,23 @@ impl BlockPool {
         self.state.borrow().slots[id as usize].cached.is_some()
     }
 
+    /// All texts without a salt that are cached in whole blocks, from their beginnings on.
+    fn texts(&self) -> HashSet<Vec<TokenId>> {
+        let state = self.state.borrow();
+        let mut texts: HashMap<u64, Vec<TokenId>> = HashMap::from([(0, Vec::new())]);
+        // In the order of their parents' serials, which are less than their own.
+        for (key, &id) in &state.by_prefix {
+            if let Some(before) = texts.get(&key.parent)
+                && key.salt == 0
+                && key.tokens.len() == self.block_size
+            {
+                let text = [before, &key.tokens[..]].concat();
+                texts.insert(state.slots[id as usize].cached.as_ref().expect("an entry").serial, text);
+            }
+        }
+        texts.into_values().filter(|text| !text.is_empty()).collect()
+    }
+
     /// Each entry is of a block that knows it, each block that is free has one place, and copies are into blocks that are held, once each.
     fn check(&self) {
         let state = self.state.borrow();
@@ -255,6 +272,66 @@ impl BlockPool {
             assert!(state.copies[..i].iter().all(|before| before.to != copy.to));
         }
     }
+}
+
+/// Whoever is told what is cached: texts by their hashes.
+#[derive(Default)]
+struct Consumer(HashMap<u64, Vec<TokenId>>);
+
+impl Consumer {
+    /// Takes what is new, and has exactly what is cached then.
+    fn hear(&mut self, pool: &BlockPool) {
+        let mut events = Vec::new();
+        pool.take_events(&mut events);
+        for event in events {
+            match event {
+                KvEvent::Stored { hash, parent, tokens } => {
+                    let before = parent.map(|parent| self.0[&parent].clone()).unwrap_or_default();
+                    let twice = self.0.insert(hash, [before, tokens.into()].concat());
+                    assert_eq!(twice, None, "it was there");
+                }
+                KvEvent::Removed { hash } => drop(self.0.remove(&hash).expect("it was told of")),
+                KvEvent::Cleared => self.0.clear(),
+            }
+        }
+        let heard: HashSet<Vec<TokenId>> = self.0.values().cloned().collect();
+        assert_eq!(heard.len(), self.0.len());
+        assert_eq!(heard, pool.texts());
+    }
+}
+
+#[test]
+fn a_block_whose_parent_left_is_told_to_be_gone_and_never_to_be_there() {
+    let pool = BlockPool::new(4, SIZE, true);
+    pool.tell();
+    let mut consumer = Consumer::default();
+    let text = tokens(12);
+    // Two compute the same at the same time: the chain goes on under the first one's block.
+    let (mut first, mut second) = (pool.table(0), pool.table(0));
+    assert!(first.grow(4) && second.grow(8));
+    first.register(&text, 4);
+    second.register(&text, 8);
+    consumer.hear(&pool);
+    assert_eq!(consumer.0.len(), 2);
+    // The first one's block is evicted; what the second one has behind it is found by nobody.
+    drop(first);
+    let mut other = pool.table(0);
+    assert!(other.grow(8));
+    consumer.hear(&pool);
+    assert_eq!((consumer.0.len(), pool.view().cached), (0, 1));
+    drop(other);
+    assert!(second.grow(12));
+    second.register(&text, 12);
+    consumer.hear(&pool);
+    assert_eq!((consumer.0.len(), pool.view().cached), (0, 2));
+    // Once it is computed anew it is there again, under the same hash.
+    drop(second);
+    leave(&pool, &text, 8);
+    consumer.hear(&pool);
+    let mut again = Consumer::default();
+    pool.tell_again();
+    again.hear(&pool);
+    assert_eq!((again.0.len(), again.0), (2, consumer.0));
 }
 
 /// What a slot holds: the salt and all tokens up to it.
@@ -295,13 +372,15 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     /// Whatever comes and goes, before its plan is made or while it is out: everybody reads his own history, each prefix is cached as far as was
-    /// said, no block is lost, and what is wanted of a lane is bounded.
+    /// said, no block is lost, what is wanted of a lane is bounded, and whoever is told what is cached knows just that.
     #[test]
     fn what_is_read_is_ones_own_to_the_token(
         actions in prop::collection::vec((0..5usize, 0..8usize, 1..26usize, 0..64u32, 0..2u128), 1..120),
         blocks in 7..16usize,
     ) {
         let pool = BlockPool::new(blocks, SIZE, true);
+        pool.tell();
+        let mut consumer = Consumer::default();
         let mut memory = Memory(vec![None; blocks * SIZE]);
         let mut readers: Vec<Option<Reader>> = (0..5).map(|_| None).collect();
         // What a plan that is out has yet to write: slots of blocks that may have changed hands.
@@ -365,7 +444,11 @@ proptest! {
                 (_, slot) => *slot = None,
             }
             pool.check();
+            consumer.hear(&pool);
         }
+        let mut late_comer = Consumer::default();
+        pool.tell_again();
+        late_comer.hear(&pool);
         drop(readers);
         pool.check();
         prop_assert!(pool.view().whole() && copies(&pool).is_empty());

@@ -177,6 +177,7 @@ impl Pair {
                 },
             },
             watchdog: WatchdogConfig { back_off: Duration::from_millis(10), ..WatchdogConfig::default() },
+            kv_events: None,
         }
     }
 

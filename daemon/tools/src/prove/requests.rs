@@ -115,7 +115,12 @@ impl Requests {
         };
         let past = &mut engine.speculation.suffix_bytes;
         *past = if mode == SpeculationMode::Suffix { (*past).max(SUFFIX_BYTES) } else { 0 };
-        ServiceSpec { device: pair.device.clone(), engine, watchdog: WatchdogConfig::default() }
+        ServiceSpec {
+            device: pair.device.clone(),
+            engine,
+            watchdog: WatchdogConfig::default(),
+            kv_events: None,
+        }
     }
 
     pub(super) fn title(&self, pair: &Loaded) -> String {
