@@ -23,7 +23,7 @@ use std::time::Duration;
 use faser_actors::{CudaError, Drill, Dtype, Isa};
 use faser_engine::Tuning;
 use faser_hub::ModelName;
-use faser_models::CallFormat;
+use faser_models::{CallFormat, ReasoningFormat};
 use faser_models::synthetic::SyntheticSpec;
 use faser_topology::{DraftPlace, Topology};
 
@@ -172,6 +172,8 @@ pub struct ModelSection {
     pub draft_dtype: Option<Dtype>,
     /// How the model writes tool calls.
     pub tool_calls: ToolCalls,
+    /// How the model writes its reasoning.
+    pub reasoning: Reasoning,
     /// Whether requests begin with what generation_config.json says of sampling.
     pub generation_config: bool,
 }
@@ -184,6 +186,17 @@ pub enum ToolCalls {
     /// In this format.
     Format(CallFormat),
     /// Not at all.
+    None,
+}
+
+/// How a model writes its reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reasoning {
+    /// As its chat template does.
+    Auto,
+    /// In this format.
+    Format(ReasoningFormat),
+    /// It is not told from the rest.
     None,
 }
 

@@ -264,6 +264,15 @@ fn the_format_of_calls_is_the_templates_or_named() {
 }
 
 #[test]
+fn the_format_of_reasoning_is_the_templates_or_named() {
+    let reasoning = |text| read(text).unwrap().model.reasoning;
+    assert_eq!(reasoning("model: {reasoning: think}\n"), Reasoning::Format(ReasoningFormat::Think));
+    assert_eq!(reasoning("model: {reasoning: none}\n"), Reasoning::None);
+    assert_eq!([reasoning(""), reasoning("model: {reasoning: auto}\n")], [Reasoning::Auto; 2]);
+    assert!(refusal("model: {reasoning: r1}\n").contains("`model.reasoning` must be one of `auto`, `think`"));
+}
+
+#[test]
 fn mechanisms_can_be_switched_off_and_targets_set() {
     let config = read("speculation: {policy: faser, overlap: false, slo: {tpot_ms: 50}}\n").unwrap();
     let Mechanisms { trim, overlap, prune, lookup, sizing } = config.tuning.mechanisms;

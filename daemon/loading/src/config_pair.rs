@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use faser_actors::{CudaWeights, Dtype};
-use faser_config::{Config, ModelSource, ToolCalls};
+use faser_config::{Config, ModelSource, Reasoning, ToolCalls};
 use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
 use faser_models::{
     CallFormat, ChatTemplate, GenerationDefaults, HeadKind, HeadLayout, Model, ModelConfig, ModelError,
-    Progress, Shard, Tokenizer, WeightSource, fitted,
+    Progress, ReasoningFormat, Shard, Tokenizer, WeightSource, fitted,
 };
 use faser_topology::DraftPlace;
 
@@ -30,6 +30,8 @@ pub(crate) struct Pair {
     pub(crate) template: Result<ChatTemplate, ModelError>,
     /// How the target writes tool calls, if it does.
     pub(crate) calls: Option<CallFormat>,
+    /// How it writes its reasoning, if that is told from the rest.
+    pub(crate) reasoning: Option<ReasoningFormat>,
     /// What requests sample by where they say nothing themselves.
     pub(crate) defaults: GenerationDefaults,
     /// What of the files is not as one might think.
@@ -94,6 +96,7 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
                 tokenizer: Tokenizer::synthetic(spec.vocab)?,
                 template: Err(ModelError::NoChatTemplate { path: "synthetic".into() }),
                 calls: None,
+                reasoning: None,
                 defaults: GenerationDefaults::default(),
                 notes: Vec::new(),
                 weights: Weights {
@@ -110,6 +113,11 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
         ToolCalls::Auto => pair.calls = pair.calls.or(Some(CallFormat::Json)),
         ToolCalls::Format(format) => pair.calls = Some(format),
         ToolCalls::None => pair.calls = None,
+    }
+    match config.model.reasoning {
+        Reasoning::Auto => {}
+        Reasoning::Format(format) => pair.reasoning = Some(format),
+        Reasoning::None => pair.reasoning = None,
     }
     let Shard { ranks, stages, .. } = target_shards(config)[0];
     let key = if stages > 1 { "device.pipeline_parallel" } else { "device.tensor_parallel" };
@@ -253,9 +261,10 @@ fn in_folders(
     let template = ChatTemplate::load(target_dir);
     // What cannot be read is told of where the template is.
     let calls = CallFormat::of_model(target_dir).ok().flatten();
+    let reasoning = ReasoningFormat::of_model(target_dir).ok().flatten();
     let defaults =
         if authors { GenerationDefaults::load(target_dir)? } else { GenerationDefaults::default() };
-    Ok(Pair { name, target, draft, weights, tokenizer, template, calls, defaults, notes: Vec::new() })
+    Ok(Pair { name, target, draft, weights, tokenizer, template, calls, reasoning, defaults, notes: Vec::new() })
 }
 
 impl Weights {

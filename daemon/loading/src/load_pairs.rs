@@ -14,7 +14,7 @@ use faser_engine::{
 };
 use faser_hub::Extent;
 use faser_models::{
-    CallFormat, ChatTemplate, GenerationDefaults, HeadKind, ModelConfig, ModelError, Progress, Tokenizer,
+    CallFormat, ChatTemplate, GenerationDefaults, HeadKind, ModelConfig, ModelError, Progress, ReasoningFormat, Tokenizer,
 };
 use faser_openai::grammars::Grammars;
 use faser_openai::pairs::Served;
@@ -51,6 +51,8 @@ pub struct Loaded {
     pub template: Result<ChatTemplate, ModelError>,
     /// How the target writes tool calls, if it does.
     pub calls: Option<CallFormat>,
+    /// How the target writes its reasoning, if that is told from the rest.
+    pub reasoning: Option<ReasoningFormat>,
     /// What requests sample by where they say nothing themselves.
     pub defaults: GenerationDefaults,
     /// What is not as one might think.
@@ -352,6 +354,7 @@ impl Loaded {
             tokenizer: self.tokenizer,
             template: self.template,
             calls: self.calls,
+            reasoning: self.reasoning,
             defaults: self.defaults,
             eos,
             grammars,

@@ -185,6 +185,7 @@ mod handling;
 mod json_calls;
 mod life;
 mod openapi;
+mod reasoning;
 mod refusals;
 mod responses;
 mod resume;

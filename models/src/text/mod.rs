@@ -12,6 +12,7 @@ mod grammar;
 mod jinja;
 mod long;
 mod python;
+mod reasoning;
 mod template_files;
 mod template_input;
 #[cfg(test)]
@@ -27,5 +28,6 @@ pub use self::grammar::{
     GrammarSource, GrammarTurn, GrammarVocabulary, TokenMask,
 };
 pub use self::long::Encoded;
+pub use self::reasoning::{Channel, ReasoningFormat, ReasoningParser, ReasoningStart};
 pub use self::template_input::{Conversation, LastTurn};
 pub use self::tokenizer::Tokenizer;

@@ -12,11 +12,7 @@ pub use parser::{CallEvent, CallParser};
 
 use std::path::Path;
 
-use serde_json::Value;
-
-use super::template_files::TemplateFiles;
-use crate::config::Keys;
-use crate::gguf::is_gguf;
+use super::template_files::template_sources;
 use crate::{ModelError, Tokenizer};
 
 /// How a model writes calls.
@@ -38,32 +34,7 @@ impl CallFormat {
     /// # Errors
     /// A file cannot be read, or is no JSON.
     pub fn of_model(dir: &Path) -> Result<Option<CallFormat>, ModelError> {
-        if is_gguf(dir) {
-            let found = match TemplateFiles::read(dir) {
-                Err(ModelError::NoChatTemplate { .. }) => return Ok(None),
-                found => found?,
-            };
-            let sources = [Some(found.source), found.with_tools];
-            return Ok(sources.iter().flatten().find_map(|source| CallFormat::of_template(source)));
-        }
-        let mut sources = Vec::new();
-        for name in ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"] {
-            let file = dir.join(name);
-            if file.is_file() {
-                sources.push(std::fs::read_to_string(&file).map_err(|err| ModelError::read(&file, err))?);
-            }
-        }
-        if let Some(keys) = Keys::read_if_present(&dir.join("tokenizer_config.json"))? {
-            match keys.get("chat_template") {
-                Some(Value::String(source)) => sources.push(source.clone()),
-                Some(Value::Array(named)) => {
-                    let source = |entry: &Value| entry.get("template")?.as_str().map(str::to_owned);
-                    sources.extend(named.iter().filter_map(source));
-                }
-                _ => {}
-            }
-        }
-        Ok(sources.iter().find_map(|source| CallFormat::of_template(source)))
+        Ok(template_sources(dir)?.iter().find_map(|source| CallFormat::of_template(source)))
     }
 
     /// The format that a chat template, given by its source, writes calls in.
