@@ -23,8 +23,8 @@ use std::time::Duration;
 use faser_actors::{CudaError, Drill, Dtype, Isa};
 use faser_engine::Tuning;
 use faser_hub::ModelName;
-use faser_models::{CallFormat, ReasoningFormat};
 use faser_models::synthetic::SyntheticSpec;
+use faser_models::{CallFormat, ReasoningFormat};
 use faser_topology::{DraftPlace, Topology};
 
 pub use self::admin_section::{AdminConfig, AdminSocket};

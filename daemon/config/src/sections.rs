@@ -121,8 +121,9 @@ fn model(
         Some("none") => ToolCalls::None,
         _ => ToolCalls::Auto,
     };
-    let reasoning = match fields.word("reasoning", &["auto", "think", "none"])? {
+    let reasoning = match fields.word("reasoning", &["auto", "think", "harmony", "none"])? {
         Some("think") => Reasoning::Format(ReasoningFormat::Think),
+        Some("harmony") => Reasoning::Format(ReasoningFormat::Harmony),
         Some("none") => Reasoning::None,
         _ => Reasoning::Auto,
     };

@@ -267,6 +267,7 @@ fn the_format_of_calls_is_the_templates_or_named() {
 fn the_format_of_reasoning_is_the_templates_or_named() {
     let reasoning = |text| read(text).unwrap().model.reasoning;
     assert_eq!(reasoning("model: {reasoning: think}\n"), Reasoning::Format(ReasoningFormat::Think));
+    assert_eq!(reasoning("model: {reasoning: harmony}\n"), Reasoning::Format(ReasoningFormat::Harmony));
     assert_eq!(reasoning("model: {reasoning: none}\n"), Reasoning::None);
     assert_eq!([reasoning(""), reasoning("model: {reasoning: auto}\n")], [Reasoning::Auto; 2]);
     assert!(refusal("model: {reasoning: r1}\n").contains("`model.reasoning` must be one of `auto`, `think`"));

@@ -108,17 +108,28 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
             }
         }
     };
-    match config.model.tool_calls {
+    let lacks = |format: &ReasoningFormat| format.lacks(&pair.tokenizer);
+    pair.reasoning = match config.model.reasoning {
+        Reasoning::Auto => pair.reasoning.filter(|format| lacks(format).is_none()),
+        Reasoning::Format(format) => match lacks(&format) {
+            Some(lacking) => return Err(LoadError::Reasoning(lacking)),
+            None => Some(format),
+        },
+        Reasoning::None => None,
+    };
+    // Its calls are messages on a channel, which are told together with its reasoning or not at all.
+    let harmony = pair.reasoning == Some(ReasoningFormat::Harmony);
+    let own = if harmony {
+        Some(CallFormat::Harmony)
+    } else {
+        pair.calls.filter(|own| *own != CallFormat::Harmony)
+    };
+    pair.calls = match config.model.tool_calls {
         // Nobody knows how it writes calls, so they are had in a form that anybody can read.
-        ToolCalls::Auto => pair.calls = pair.calls.or(Some(CallFormat::Json)),
-        ToolCalls::Format(format) => pair.calls = Some(format),
-        ToolCalls::None => pair.calls = None,
-    }
-    match config.model.reasoning {
-        Reasoning::Auto => {}
-        Reasoning::Format(format) => pair.reasoning = Some(format),
-        Reasoning::None => pair.reasoning = None,
-    }
+        ToolCalls::Auto => own.or(Some(CallFormat::Json)),
+        ToolCalls::Format(format) => Some(format),
+        ToolCalls::None => None,
+    };
     let Shard { ranks, stages, .. } = target_shards(config)[0];
     let key = if stages > 1 { "device.pipeline_parallel" } else { "device.tensor_parallel" };
     let draft = Shard::of(0, config.device.draft_tensor_parallel);
@@ -264,7 +275,18 @@ fn in_folders(
     let reasoning = ReasoningFormat::of_model(target_dir).ok().flatten();
     let defaults =
         if authors { GenerationDefaults::load(target_dir)? } else { GenerationDefaults::default() };
-    Ok(Pair { name, target, draft, weights, tokenizer, template, calls, reasoning, defaults, notes: Vec::new() })
+    Ok(Pair {
+        name,
+        target,
+        draft,
+        weights,
+        tokenizer,
+        template,
+        calls,
+        reasoning,
+        defaults,
+        notes: Vec::new(),
+    })
 }
 
 impl Weights {

@@ -52,8 +52,8 @@ impl Usage {
             (accepted + predicted.accepted, all + predicted.proposed)
         });
         let told = |usage: Spent| usage.cached_tokens / CACHED_STEP * CACHED_STEP;
-        let cached: Option<usize> = endings.map(|ending| ending.usage.map(told)).sum();
-        let reasoning: Option<usize> = endings.clone().map(|ending| ending.reasoning_tokens).sum();
+        let cached: Option<usize> = endings.clone().map(|ending| ending.usage.map(told)).sum();
+        let reasoning: Option<usize> = endings.map(|ending| ending.reasoning_tokens).sum();
         let mut details = Map::new();
         let mut tell = |name: &str, tokens: Option<usize>| {
             details.extend(tokens.map(|tokens| (name.to_owned(), tokens.into())));
@@ -146,7 +146,10 @@ mod tests {
     use crate::text_sequence::Finish;
 
     fn told(usage: Option<Spent>) -> Option<Value> {
-        Place::Answer.metrics(Place::Answer, &Ending { finish: Finish::Stop, output: vec![1], reasoning_tokens: None, usage })
+        Place::Answer.metrics(
+            Place::Answer,
+            &Ending { finish: Finish::Stop, output: vec![1], reasoning_tokens: None, usage },
+        )
     }
 
     #[test]

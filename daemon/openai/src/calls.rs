@@ -1,6 +1,6 @@
 //! What the text of one choice is to its client: reasoning, content, and tool calls.
 
-use faser_models::{CallEvent, CallParser, Channel};
+use faser_models::{CallEvent, CallFormat, CallParser, Channel};
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -41,7 +41,9 @@ pub(super) struct Reader {
 impl Reader {
     /// Reads text, and calls in it if they are asked for.
     pub(super) fn new(calls: Option<ReadCalls>) -> Reader {
-        let parser = calls.map(|calls| CallParser::new(calls.format));
+        // Harmony's are told by its channels.
+        let of_text = calls.filter(|calls| calls.format != CallFormat::Harmony);
+        let parser = of_text.map(|calls| CallParser::new(calls.format));
         Reader { parser, named: calls.is_some_and(|calls| calls.named), begun: 0, channel: Channel::Content }
     }
 
@@ -51,6 +53,8 @@ impl Reader {
         match &mut self.parser {
             _ if text.is_empty() => Vec::new(),
             _ if channel == Channel::Reasoning => vec![Part::Reasoning(text)],
+            _ if channel == Channel::Call => self.parts(vec![CallEvent::Call { name: text }]),
+            _ if channel == Channel::Arguments => self.parts(vec![CallEvent::Arguments(text)]),
             None => vec![Part::Content(text)],
             Some(parser) => {
                 let events = parser.push(&text);
@@ -62,8 +66,8 @@ impl Reader {
     /// No text, where only tokens are to be told.
     pub(super) fn silence(&self) -> Part {
         match self.channel {
-            Channel::Content => Part::Content(String::new()),
             Channel::Reasoning => Part::Reasoning(String::new()),
+            _ => Part::Content(String::new()),
         }
     }
 

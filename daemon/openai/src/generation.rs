@@ -273,7 +273,9 @@ fn texts(spans: Vec<Span>, logprobs: &mut Vec<TokenLogprob>) -> Vec<(Channel, St
     for span in spans {
         logprobs.extend(span.logprob);
         match texts.last_mut() {
-            Some((channel, text)) if *channel == span.channel => text.push_str(&span.text),
+            Some((channel, text)) if *channel == span.channel && *channel != Channel::Call => {
+                text.push_str(&span.text)
+            }
             _ => texts.push((span.channel, span.text)),
         }
     }

@@ -140,13 +140,18 @@ impl Served {
 
     /// Where an output behind this prompt of a chat begins, if its reasoning is told from the rest.
     pub(crate) fn reasoning_behind(&self, prompt: &str, parameters: &Parameters) -> Option<ReasoningStart> {
-        self.reasoning.filter(|_| parameters.separate_reasoning).map(|format| format.start(prompt))
+        // Without its channels a text of Harmony would not be told from calls.
+        let told =
+            |format: &ReasoningFormat| !parameters.reasoning_in_text || *format == ReasoningFormat::Harmony;
+        self.reasoning.filter(told).map(|format| format.start(prompt))
     }
 
     /// Special tokens that are part of calls and reasoning, which are read from the text.
     fn marks(&self, parameters: &Parameters, reasons: bool) -> Vec<TokenId> {
         let mut marks = parameters.calls.map_or_else(Vec::new, |calls| calls.format.marks(&self.tokenizer));
-        marks.extend(self.reasoning.filter(|_| reasons).iter().flat_map(|format| format.marks(&self.tokenizer)));
+        marks.extend(
+            self.reasoning.filter(|_| reasons).iter().flat_map(|format| format.marks(&self.tokenizer)),
+        );
         marks
     }
 
@@ -199,7 +204,10 @@ impl Served {
             received: received.to_vec(),
             received_text: text.unwrap_or_default().to_owned(),
             marks: self.marks(parameters, reasoning.is_some()),
-            reasoning: reasoning.map(ReasoningParser::new),
+            reasoning: self
+                .reasoning
+                .zip(reasoning)
+                .and_then(|(format, start)| ReasoningParser::new(format, start, &self.tokenizer)),
             took: parameters.include_metrics,
         };
         let before_last = received.split_last().map_or(&[][..], |(_, before)| before);

@@ -88,8 +88,8 @@ pub struct Parameters {
     pub return_token_ids: bool,
     /// The output that goes on, if it has begun elsewhere.
     pub resume: Option<Resume>,
-    /// Whether reasoning is told from the rest of a chat's text.
-    pub separate_reasoning: bool,
+    /// Whether reasoning stays in a chat's text.
+    pub reasoning_in_text: bool,
 }
 
 /// How many choices a prompt gets: 1, if nobody says more.
@@ -202,7 +202,7 @@ pub(super) fn parameters(
     };
     fields.tell("stop_token_ids", || json!({"maxItems": MAX_STOP_TOKENS}));
     let separate = ("separate_reasoning", "Whether reasoning is told from the rest of a chat's text.");
-    parameters.separate_reasoning = fields.flag(separate)?.unwrap_or(true);
+    parameters.reasoning_in_text = fields.flag(separate)? == Some(false);
     streaming(fields, shape, &mut parameters)?;
     check_form(fields, &parameters)?;
     parameters.resume = resume(fields, shape, bounds, &parameters)?;

@@ -274,7 +274,12 @@ impl TextSequence {
                 let piece = detokenizer.push(token).unwrap_or_default();
                 self.characters += piece.chars().count();
                 text.push_str(&piece);
-                spans.push(Span { text: String::new(), channel: Channel::Content, origin: Origin::Target, logprob });
+                spans.push(Span {
+                    text: String::new(),
+                    channel: Channel::Content,
+                    origin: Origin::Target,
+                    logprob,
+                });
             }
             text.push_str(&detokenizer.finish());
         }
@@ -328,7 +333,7 @@ impl TextSequence {
         let text = self.detokenizer.push(token).unwrap_or_default();
         self.characters += text.chars().count();
         let (first, before) = (spans.len(), self.channel());
-        self.show(text, false, spans);
+        self.show(Some(token), text, spans);
         self.reasoning_tokens += usize::from([before, self.channel()].contains(&Channel::Reasoning));
         match spans.get_mut(first) {
             Some(span) => span.logprob = logprob,
@@ -348,8 +353,8 @@ impl TextSequence {
         self.reasoning.as_ref().map_or(Channel::Content, ReasoningParser::channel)
     }
 
-    /// More text, or the last of it: what is known to be shown joins the spans.
-    fn show(&mut self, text: String, last: bool, spans: &mut Vec<Span>) {
+    /// The text of a token, or behind all of them the last: what is known to be shown joins the spans.
+    fn show(&mut self, token: Option<TokenId>, text: String, spans: &mut Vec<Span>) {
         let searched = self.output.len() > self.reading.min_tokens;
         let (stop, origin) = (&mut self.stop, self.origin);
         let mut out = |channel, text: String| {
@@ -360,14 +365,12 @@ impl TextSequence {
         };
         match &mut self.reasoning {
             None => out(Channel::Content, text),
-            Some(parser) => {
-                parser.push(&text, &mut out);
-                if last {
-                    parser.finish(&mut out);
-                }
-            }
+            Some(parser) => match token {
+                Some(token) => parser.push(token, &text, &mut out),
+                None => parser.finish(&text, &mut out),
+            },
         }
-        if last {
+        if token.is_none() {
             let text = self.stop.finish();
             if !text.is_empty() {
                 spans.push(Span { text, channel: Channel::Content, origin, logprob: None });
@@ -415,7 +418,7 @@ impl TextSequence {
             FinishReason::DeviceFailed => return Err(self.broken(SequenceError::DeviceFailed)),
         };
         let rest = self.detokenizer.finish();
-        self.show(rest, true, spans);
+        self.show(None, rest, spans);
         let finish = if self.stop.stopped() { Finish::Stop } else { finish };
         self.end(finish, Some(usage));
         Ok(())

@@ -182,6 +182,7 @@ mod fields;
 mod forms;
 mod greedy;
 mod handling;
+mod harmony;
 mod json_calls;
 mod life;
 mod openapi;

@@ -31,18 +31,16 @@ fn scripted(open: bool, seed: u64) -> Value {
         'k' => ">",
         _ => "ab<",
     };
-    let all = "<think/>ab";
-    let mut letters: Vec<char> = all.chars().collect();
-    letters.dedup();
-    let letters: Vec<char> = letters.into_iter().collect();
+    let letters: Vec<char> = "<think/>ab".chars().collect();
     let pairs = letters.iter().flat_map(|a| letters.iter().map(move |b| (*a, *b)));
     let barred: Vec<String> =
         pairs.filter(|(a, b)| !next(*a).contains(*b)).map(|(a, b)| format!("{a}{b}")).collect();
-    let ids: Vec<u32> = letters.iter().map(|c| u32::from(*c)).collect();
+    // One has to be allowed anywhere: `z`, which is most unlikely.
+    let ids: Vec<u32> = letters.iter().chain(&['z']).map(|c| u32::from(*c)).collect();
     let first = if open { "97" } else { "60" };
     json!({
         "messages": [{"role": "user", "content": "x"}], "max_tokens": 60, "seed": seed, "temperature": 1.5, "top_p": 1,
-        "allowed_token_ids": ids, "bad_words": barred, "logit_bias": {first: 6, "60": 6},
+        "allowed_token_ids": ids, "bad_words": barred, "logit_bias": {first: 6, "60": 6, "122": -100},
         "chat_template_kwargs": {"open": open},
     })
 }
@@ -99,7 +97,11 @@ async fn reasoning_is_told_from_the_answer_whole_streamed_and_gone_on_with() {
         assert_eq!(said(&choice["message"]), wanted, "{open} {text}");
         assert_eq!(choice["logprobs"]["content"].as_array().unwrap().len(), 60);
         // The tokens of these models are bytes.
-        let end = if wanted.0.is_some() { text.find(MARKS[1]).map_or(text.len(), |at| at + MARKS[1].len()) } else { 0 };
+        let end = if wanted.0.is_some() {
+            text.find(MARKS[1]).map_or(text.len(), |at| at + MARKS[1].len())
+        } else {
+            0
+        };
         let counted = &whole["usage"]["completion_tokens_details"]["reasoning_tokens"];
         if wanted.0.is_some() {
             assert_eq!(*counted, json!(if open { end } else { end + 1 - MARKS[0].len() }), "{text}");
@@ -110,7 +112,8 @@ async fn reasoning_is_told_from_the_answer_whole_streamed_and_gone_on_with() {
         let asked = with(&body, &json!({"stream": true, "return_token_ids": true}));
         let streamed = events(&ok!(client, CHATS, asked));
         let (reasoning, content, tokens) = gathered(&streamed);
-        let (wanted_reasoning, wanted_content) = (wanted.0.clone().unwrap_or_default(), wanted.1.clone().unwrap_or_default());
+        let (wanted_reasoning, wanted_content) =
+            (wanted.0.clone().unwrap_or_default(), wanted.1.clone().unwrap_or_default());
         assert_eq!((&reasoning, &content), (&wanted_reasoning, &wanted_content), "{text}");
         both += usize::from(wanted.0.is_some() && wanted.1.is_some());
         if seed < 8 {
@@ -120,7 +123,10 @@ async fn reasoning_is_told_from_the_answer_whole_streamed_and_gone_on_with() {
                 let (more, content) = said(&rest["choices"][0]["message"]);
                 assert!(wanted_reasoning.ends_with(&more.unwrap_or_default()), "{cut}: {rest}");
                 assert!(wanted_content.ends_with(&content.unwrap_or_default()), "{cut}: {rest}");
-                assert_eq!(rest["usage"]["completion_tokens_details"]["reasoning_tokens"], *counted, "{cut}: {rest}");
+                assert_eq!(
+                    rest["usage"]["completion_tokens_details"]["reasoning_tokens"], *counted,
+                    "{cut}: {rest}"
+                );
             }
             let all = format!("{wanted_reasoning}{wanted_content}");
             for cut in [3, all.len() / 2] {
@@ -185,7 +191,10 @@ async fn forms_and_calls_begin_behind_the_thought() {
     let (reasoning, content) = said(&answer["choices"][0]["message"]);
     let value: Value = serde_json::from_str(&format!("{{{}", content.unwrap())).unwrap();
     assert!(reasoning.is_none() && ["x", "yy"].contains(&value["a"].as_str().unwrap()), "{answer}");
-    assert_eq!(answer["usage"]["completion_tokens_details"]["reasoning_tokens"], "It is {\"b\"}.</think>".len());
+    assert_eq!(
+        answer["usage"]["completion_tokens_details"]["reasoning_tokens"],
+        "It is {\"b\"}.</think>".len()
+    );
     let wrong = json!({"resume": {"token_ids": bytes("It is.</think>[1")}});
     let (status, refused) = post!(client, CHATS, with(&body, &wrong));
     assert_eq!((status, &refused["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("resume.token_ids")));
@@ -223,7 +232,8 @@ async fn a_response_has_an_item_for_reasoning_which_comes_back_as_input() {
         let mut body = asked;
         let map = body.as_object_mut().unwrap();
         map.remove("messages");
-        map.insert("max_output_tokens".to_owned(), map.remove("max_tokens").unwrap());
+        let most = map.remove("max_tokens").unwrap();
+        map.insert("max_output_tokens".to_owned(), most);
         let body = with(&body, &json!({"input": "x"}));
         let whole = ok!(client, RESPONSES, body);
         let items: Vec<(&str, &str)> = whole["output"]
@@ -239,12 +249,16 @@ async fn a_response_has_an_item_for_reasoning_which_comes_back_as_input() {
         assert_eq!(items, wanted, "{whole}");
         if reasoning.is_some() {
             let item = &whole["output"][0];
-            assert_eq!((&item["content"][0]["type"], &item["summary"]), (&json!("reasoning_text"), &json!([])));
+            assert_eq!(
+                (&item["content"][0]["type"], &item["summary"]),
+                (&json!("reasoning_text"), &json!([]))
+            );
             assert!(item["id"].as_str().unwrap().starts_with("rs_"));
             let tokens = &whole["usage"]["output_tokens_details"]["reasoning_tokens"];
             assert!(tokens.as_u64().unwrap() >= reasoning.as_ref().unwrap().len() as u64, "{whole}");
         }
-        let streamed = super::responses::built(&ok!(client, RESPONSES, with(&body, &json!({"stream": true}))));
+        let streamed =
+            super::responses::built(&ok!(client, RESPONSES, with(&body, &json!({"stream": true}))));
         assert_eq!(super::responses::plain(&streamed), super::responses::plain(&whole));
     }
     // Items of an answer come back as they were, and are one message of the template's.

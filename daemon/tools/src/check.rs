@@ -135,11 +135,13 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         Some(CallFormat::Json) => {
             "calls as JSON under a grammar: its chat template tells no way to write them"
         }
+        Some(CallFormat::Harmony) => "calls as messages of Harmony",
         None => "none (model.tool_calls)",
     };
     line("tools", calls.to_owned());
     let reasoning = match loaded.reasoning {
         Some(ReasoningFormat::Think) => "told from the rest, by <think> and </think>",
+        Some(ReasoningFormat::Harmony) => "told from the rest, by the channels of Harmony",
         None => "not told from the rest (model.reasoning)",
     };
     line("reasoning", reasoning.to_owned());

@@ -9,6 +9,7 @@ mod detokenizer;
 mod generation_block;
 mod gguf_text;
 mod grammar;
+mod harmony;
 mod jinja;
 mod long;
 mod python;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::harmony::{self, HarmonyParser, Marks};
 use super::template_files::template_sources;
 use crate::{ModelError, Tokenizer};
 
@@ -16,6 +17,8 @@ pub enum ReasoningFormat {
     /// Between `<think>` and `</think>`, at the beginning of the output; the prompt may have the opening mark. Qwen 3, DeepSeek R1, QwQ, GLM
     /// 4.5, SmolLM3.
     Think,
+    /// In messages of their own, each with its channel, as are the answer and calls. gpt-oss.
+    Harmony,
 }
 
 /// What a text is to its reader.
@@ -26,6 +29,10 @@ pub enum Channel {
     Content,
     /// What leads to it.
     Reasoning,
+    /// The name of a function, all of it: a call of it begins.
+    Call,
+    /// The arguments of the last call.
+    Arguments,
 }
 
 /// Where an output begins.
@@ -50,11 +57,34 @@ impl ReasoningFormat {
 
     /// The format of a chat template, given by its source. Each that knows reasoning names its end, to leave it out of earlier turns.
     pub fn of_template(source: &str) -> Option<ReasoningFormat> {
-        source.contains(CLOSING).then_some(ReasoningFormat::Think)
+        let harmony = ["<|channel|>", "<|message|>", "analysis"].iter().all(|mark| source.contains(mark));
+        let think = source.contains(CLOSING).then_some(ReasoningFormat::Think);
+        if harmony { Some(ReasoningFormat::Harmony) } else { think }
+    }
+
+    /// What a tokenizer lacks for it; none if it has all.
+    pub fn lacks(self, tokenizer: &Tokenizer) -> Option<&'static str> {
+        let lacks = self == ReasoningFormat::Harmony && Marks::of(tokenizer).is_none();
+        lacks.then_some(
+            "the tokens <|start|>, <|channel|>, <|message|>, <|constrain|>, <|end|>, <|call|> and <|return|>",
+        )
+    }
+
+    /// The tokens by which it ends an output, beside the model's own.
+    pub fn ends(self, tokenizer: &Tokenizer) -> Vec<u32> {
+        match self {
+            ReasoningFormat::Think => Vec::new(),
+            ReasoningFormat::Harmony => {
+                Marks::of(tokenizer).map_or_else(Vec::new, |marks| marks.ends().to_vec())
+            }
+        }
     }
 
     /// Where the output begins behind a prompt: templates may write the opening mark, or an empty thought where there is to be none.
     pub fn start(self, prompt: &str) -> ReasoningStart {
+        if self == ReasoningFormat::Harmony {
+            return harmony::start(prompt);
+        }
         let end = prompt.trim_end();
         if end.ends_with(OPENING) {
             ReasoningStart::Open
@@ -66,23 +96,32 @@ impl ReasoningFormat {
     }
 
     /// What stands before and behind reasoning.
-    pub(crate) fn tags(self) -> [&'static str; 2] {
-        [OPENING, CLOSING]
+    pub(crate) fn tags(self) -> &'static [&'static str] {
+        match self {
+            ReasoningFormat::Think => &[OPENING, CLOSING],
+            ReasoningFormat::Harmony => &harmony::NAMES,
+        }
     }
 
     /// The grammar, in llguidance's kind of Lark, of reasoning that the grammar named `form` follows; none behind it. `token` has the id of a
-    /// mark that is one token: then that token is the mark, and no other way to write it.
+    /// mark that is one token: then that token is the mark, and no other way to write it. Calls say themselves that they are no answer.
     pub(crate) fn lark(
         self,
         start: ReasoningStart,
         form: &str,
+        calls: bool,
         token: impl Fn(&str) -> Option<u32>,
     ) -> Option<String> {
+        if self == ReasoningFormat::Harmony {
+            let answer = if calls { format!("@{form}") } else { harmony::answer(form, &token)? };
+            return harmony::lark(start, &answer, token);
+        }
         let begun = match start {
             ReasoningStart::Closed => return None,
             ReasoningStart::Open => "thought".to_owned(),
             ReasoningStart::Possible => {
-                let opening = token(OPENING).map_or_else(|| format!("\"{OPENING}\""), |id| format!("<[{id}]>"));
+                let opening =
+                    token(OPENING).map_or_else(|| format!("\"{OPENING}\""), |id| format!("<[{id}]>"));
                 format!("({opening} thought)?")
             }
         };
@@ -97,15 +136,69 @@ impl ReasoningFormat {
 
     /// Marks of the tokenizer that a [`crate::Detokenizer`] has to show to the parser.
     pub fn marks(self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let marks = self.tags().into_iter().filter_map(|mark| tokenizer.token_id(mark));
+        let marks = self.tags().iter().filter_map(|mark| tokenizer.token_id(mark));
         marks.filter(|id| tokenizer.is_special(*id)).collect()
     }
 }
 
-/// Reads one output. All of it comes out, but for the marks and the white space before the first of them. Text that may still become a mark
-/// is held back. There is one thought at most: behind it, and behind any other text, marks are text.
+/// Reads one output: hands on each part of it, once it is known what that is. None is empty.
 #[derive(Clone, Debug)]
-pub struct ReasoningParser {
+pub struct ReasoningParser(Parser);
+
+#[derive(Clone, Debug)]
+enum Parser {
+    Think(ThinkParser),
+    Harmony(HarmonyParser),
+}
+
+impl ReasoningParser {
+    /// At the beginning of an output, as this model writes it; none if its tokenizer lacks what the format needs.
+    pub fn new(
+        format: ReasoningFormat,
+        start: ReasoningStart,
+        tokenizer: &Tokenizer,
+    ) -> Option<ReasoningParser> {
+        Some(ReasoningParser(match format {
+            ReasoningFormat::Think => Parser::Think(ThinkParser::new(start)),
+            ReasoningFormat::Harmony => Parser::Harmony(HarmonyParser::new(Marks::of(tokenizer)?, start)),
+        }))
+    }
+
+    /// What text is that comes now.
+    pub fn channel(&self) -> Channel {
+        match &self.0 {
+            Parser::Think(parser) => parser.channel(),
+            Parser::Harmony(parser) => parser.channel(),
+        }
+    }
+
+    /// Takes the next token, and the text that it made ready.
+    pub fn push(&mut self, token: u32, text: &str, out: &mut impl FnMut(Channel, String)) {
+        match &mut self.0 {
+            Parser::Think(parser) => parser.push(text, out),
+            Parser::Harmony(parser) => parser.push(token, text, out),
+        }
+    }
+
+    /// Takes the last text, which no token of its own comes with: what was held back comes out.
+    pub fn finish(&mut self, text: &str, out: &mut impl FnMut(Channel, String)) {
+        match &mut self.0 {
+            Parser::Think(parser) => {
+                parser.push(text, out);
+                parser.finish(out);
+            }
+            Parser::Harmony(parser) => {
+                parser.text(text, out);
+                parser.finish(out);
+            }
+        }
+    }
+}
+
+/// All of an output comes out, but for the marks and the white space before the first of them. Text that may still become a mark is held
+/// back. There is one thought at most: behind it, and behind any other text, marks are text.
+#[derive(Clone, Debug)]
+struct ThinkParser {
     place: Place,
     /// Text of which it is not known yet what it is.
     held: String,
@@ -119,24 +212,21 @@ enum Place {
     Behind,
 }
 
-impl ReasoningParser {
-    /// At the beginning of an output.
-    pub fn new(start: ReasoningStart) -> ReasoningParser {
+impl ThinkParser {
+    fn new(start: ReasoningStart) -> ThinkParser {
         let place = match start {
             ReasoningStart::Possible => Place::Before,
             ReasoningStart::Open => Place::Inside,
             ReasoningStart::Closed => Place::Behind,
         };
-        ReasoningParser { place, held: String::new() }
+        ThinkParser { place, held: String::new() }
     }
 
-    /// What text is that comes now.
-    pub fn channel(&self) -> Channel {
+    fn channel(&self) -> Channel {
         if self.place == Place::Inside { Channel::Reasoning } else { Channel::Content }
     }
 
-    /// Takes the next piece of the text; hands each part of what is known to `out`, none of them empty.
-    pub fn push(&mut self, text: &str, out: &mut impl FnMut(Channel, String)) {
+    fn push(&mut self, text: &str, out: &mut impl FnMut(Channel, String)) {
         self.held.push_str(text);
         if self.place == Place::Before {
             self.begin();
@@ -161,8 +251,7 @@ impl ReasoningParser {
         }
     }
 
-    /// The text has ended: what was held back comes out.
-    pub fn finish(&mut self, out: &mut impl FnMut(Channel, String)) {
+    fn finish(&mut self, out: &mut impl FnMut(Channel, String)) {
         if !self.held.is_empty() {
             out(self.channel(), std::mem::take(&mut self.held));
         }
@@ -202,7 +291,7 @@ mod tests {
             assert!(channel == Channel::Content || content.is_empty(), "reasoning behind content");
             if channel == Channel::Content { &mut content } else { &mut reasoning }.push_str(&text);
         };
-        let mut parser = ReasoningParser::new(start);
+        let mut parser = ThinkParser::new(start);
         pieces.into_iter().for_each(|piece| parser.push(piece, &mut out));
         parser.finish(&mut out);
         (reasoning, content)
@@ -244,7 +333,7 @@ mod tests {
 
     #[test]
     fn white_space_is_not_held_for_ever() {
-        let mut parser = ReasoningParser::new(ReasoningStart::Possible);
+        let mut parser = ThinkParser::new(ReasoningStart::Possible);
         let mut held = 0;
         while parser.place == Place::Before {
             parser.push(" ", &mut |_, text| assert_eq!(text.len(), MOST_SPACE + 1));
@@ -258,6 +347,8 @@ mod tests {
         let format = ReasoningFormat::of_template("{{ content.split('</think>')[-1] }}");
         assert_eq!(format, Some(ReasoningFormat::Think));
         assert_eq!(ReasoningFormat::of_template("{{ messages[0].content }}"), None);
+        let format = ReasoningFormat::of_template("<|start|>assistant<|channel|>analysis<|message|>");
+        assert_eq!(format, Some(ReasoningFormat::Harmony));
         for (prompt, start) in [
             ("<|im_start|>assistant\n", ReasoningStart::Possible),
             ("<|Assistant|><think>\n", ReasoningStart::Open),

@@ -226,7 +226,9 @@ fn reasoning(fields: &mut Fields<'_>, messages: &mut Vec<Value>) -> Result<(), F
 
 /// Whether a message has nothing but reasoning.
 fn only_reasons(message: &Value) -> bool {
-    message.get("reasoning_content").is_some() && message["content"] == "" && message.get("tool_calls").is_none()
+    message.get("reasoning_content").is_some()
+        && message["content"] == ""
+        && message.get("tool_calls").is_none()
 }
 
 fn call(fields: &mut Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {

@@ -516,7 +516,8 @@ mod tests {
 
     #[test]
     fn text_and_calls_are_items_in_their_order() {
-        let ending = Ending { finish: Finish::Length, output: vec![1, 2, 3], reasoning_tokens: Some(1), usage: None };
+        let ending =
+            Ending { finish: Finish::Length, output: vec![1, 2, 3], reasoning_tokens: Some(1), usage: None };
         let mut streamed = answer();
         for part in parts() {
             streamed.part(0, part, Vec::new());

@@ -26,6 +26,8 @@ pub enum CallFormat {
     /// The whole output is `{"name": …, "arguments": {…}}`, several divided by line breaks: for models of which nobody knows how they write
     /// calls. Grammars have them write it so.
     Json,
+    /// A message of Harmony to `functions.…` is a call. gpt-oss. [`crate::ReasoningParser`] reads it, by the marks' tokens.
+    Harmony,
 }
 
 impl CallFormat {
@@ -45,6 +47,9 @@ impl CallFormat {
         if has("<tool_call>") {
             return (has("arguments") && !other).then_some(CallFormat::Hermes);
         }
+        if has("<|channel|>") && has("functions.") {
+            return Some(CallFormat::Harmony);
+        }
         let llama = has("<|python_tag|>") || (has("\"parameters\"") && has("ipython"));
         llama.then_some(CallFormat::Llama3)
     }
@@ -59,7 +64,7 @@ impl CallFormat {
         match self {
             CallFormat::Hermes => "<tool_call>",
             CallFormat::Llama3 => "<|python_tag|>",
-            CallFormat::Json => "",
+            CallFormat::Json | CallFormat::Harmony => "",
         }
     }
 
@@ -67,7 +72,7 @@ impl CallFormat {
     fn closing(self) -> &'static str {
         match self {
             CallFormat::Hermes => "</tool_call>",
-            CallFormat::Llama3 | CallFormat::Json => "",
+            CallFormat::Llama3 | CallFormat::Json | CallFormat::Harmony => "",
         }
     }
 
@@ -79,7 +84,7 @@ impl CallFormat {
     /// Names of the arguments in the object of a call; the first is what grammars write.
     fn arguments(self) -> &'static [&'static str] {
         match self {
-            CallFormat::Hermes | CallFormat::Json => &["arguments"],
+            CallFormat::Hermes | CallFormat::Json | CallFormat::Harmony => &["arguments"],
             CallFormat::Llama3 => &["parameters", "arguments"],
         }
     }
@@ -93,7 +98,7 @@ impl CallFormat {
     /// The token by which a model ends a message with calls, if it is not the one that ends every message.
     pub fn end(self, tokenizer: &Tokenizer) -> Option<u32> {
         match self {
-            CallFormat::Hermes | CallFormat::Json => None,
+            CallFormat::Hermes | CallFormat::Json | CallFormat::Harmony => None,
             CallFormat::Llama3 => tokenizer.token_id("<|eom_id|>"),
         }
     }

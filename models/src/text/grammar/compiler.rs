@@ -140,7 +140,9 @@ impl GrammarVocabulary {
         };
         let words = (0..vocab as u32).map(word).collect();
         let token = |tag: &'static str| Some((tag.to_owned(), tokenizer.token_id(tag)?));
-        let tags = CallFormat::Hermes.tags().into_iter().chain(ReasoningFormat::Think.tags());
+        let formats = [ReasoningFormat::Think, ReasoningFormat::Harmony];
+        let reasoning = formats.iter().flat_map(|format| format.tags()).copied();
+        let tags = CallFormat::Hermes.tags().into_iter().chain(reasoning);
         let tags = tags.filter_map(token).collect();
         Ok(GrammarVocabulary { words, ends, tags })
     }
@@ -153,8 +155,10 @@ impl GrammarVocabulary {
         let token = |tag: &str| self.tags.iter().find_map(|(name, id)| (name == tag).then_some(*id));
         let grammar = match source {
             GrammarSource::BehindReasoning(format, start, source) => {
+                let calls = matches!(source.as_ref(), GrammarSource::Calls(_));
                 let GrammarProgram(mut grammar) = self.program(source)?;
-                if let (Some(before), [form]) = (format.lark(*start, FORM, token), grammar.grammars.as_mut_slice()) {
+                let before = format.lark(*start, FORM, calls, token);
+                if let (Some(before), [form]) = (before, grammar.grammars.as_mut_slice()) {
                     form.name = Some(FORM.to_owned());
                     grammar.grammars.insert(0, GrammarWithLexer::from_lark(before));
                 }
