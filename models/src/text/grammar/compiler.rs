@@ -155,7 +155,7 @@ impl GrammarVocabulary {
         let token = |tag: &str| self.tags.iter().find_map(|(name, id)| (name == tag).then_some(*id));
         let grammar = match source {
             GrammarSource::BehindReasoning(format, start, source) => {
-                let calls = matches!(source.as_ref(), GrammarSource::Calls(_));
+                let calls = matches!(source.as_ref(), GrammarSource::Calls(form) if form.format == CallFormat::Harmony);
                 let GrammarProgram(mut grammar) = self.program(source)?;
                 let before = format.lark(*start, FORM, calls, token);
                 if let (Some(before), [form]) = (before, grammar.grammars.as_mut_slice()) {
