@@ -1,7 +1,7 @@
 //! Harmony, in which gpt-oss writes: messages with headers that say by a channel what each is, and whom it is for. Told by the ids of its
 //! marks: a text that only looks like one is text. The format is that of <https://cookbook.openai.com/articles/openai-harmony>.
 
-use super::reasoning::{Channel, ReasoningStart};
+use super::channel::{Channel, ReasoningStart};
 use crate::Tokenizer;
 
 /// The names of its marks.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::channel::{Channel, ReasoningStart};
 use super::harmony::{self, HarmonyParser, Marks};
 use super::template_files::template_sources;
 use crate::{ModelError, Tokenizer};
@@ -19,31 +20,6 @@ pub enum ReasoningFormat {
     Think,
     /// In messages of their own, each with its channel, as are the answer and calls. gpt-oss.
     Harmony,
-}
-
-/// What a text is to its reader.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Channel {
-    /// The answer.
-    #[default]
-    Content,
-    /// What leads to it.
-    Reasoning,
-    /// The name of a function, all of it: a call of it begins.
-    Call,
-    /// The arguments of the last call.
-    Arguments,
-}
-
-/// Where an output begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReasoningStart {
-    /// The model may think first, or not.
-    Possible,
-    /// Within its reasoning.
-    Open,
-    /// Behind it.
-    Closed,
 }
 
 impl ReasoningFormat {

@@ -16,7 +16,8 @@ use super::matcher::{Common, MOST_LEXER_BYTES, Start};
 use super::words::in_plain_words;
 use crate::Tokenizer;
 use crate::text::calls::{CallForm, CallFormat};
-use crate::text::reasoning::{ReasoningFormat, ReasoningStart};
+use crate::text::channel::ReasoningStart;
+use crate::text::reasoning::ReasoningFormat;
 
 /// Bytes of a grammar's text at most.
 const MAX_SOURCE_BYTES: usize = 64 << 10;
