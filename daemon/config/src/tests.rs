@@ -35,7 +35,10 @@ fn the_teaching_file_says_every_default() {
          max_concurrent_per_key max_connections max_prompts_per_request metrics_open tls workers write_timeout_s"
     );
     assert_eq!(keys("admin"), "group socket");
-    assert_eq!(keys("model"), "aliases draft draft_dtype dtype generation_config name reasoning target tool_calls");
+    assert_eq!(
+        keys("model"),
+        "aliases draft draft_dtype dtype generation_config name reasoning target tool_calls"
+    );
     assert_eq!(
         keys("device"),
         "draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions pipeline_parallel rank_deadline_s replicas tensor_parallel threads"
