@@ -40,7 +40,8 @@ pub use quality::Quality;
 pub use scratch::Scratch;
 pub use shard::Shard;
 pub use text::{
-    CallEvent, CallForm, CallFormat, CallParser, ChatTemplate, Conversation, Detokenizer, Encoded,
+    CallEvent, CallForm, CallFormat, CallParser, Channel, ChatTemplate, Conversation, Detokenizer, Encoded,
     ForcedToken, Function, Grammar, GrammarCancel, GrammarCompiler, GrammarError, GrammarMatcher,
-    GrammarProgram, GrammarSource, GrammarTurn, GrammarVocabulary, LastTurn, TokenMask, Tokenizer,
+    GrammarProgram, GrammarSource, GrammarTurn, GrammarVocabulary, LastTurn, ReasoningFormat,
+    ReasoningParser, ReasoningStart, TokenMask, Tokenizer,
 };

@@ -25,8 +25,8 @@ use std::time::Duration;
 use faser_actors::{CudaError, Drill, Dtype, Isa};
 use faser_engine::Tuning;
 use faser_hub::ModelName;
-use faser_models::CallFormat;
 use faser_models::synthetic::SyntheticSpec;
+use faser_models::{CallFormat, ReasoningFormat};
 use faser_topology::{DraftPlace, Topology};
 
 pub use self::admin_section::{AdminConfig, AdminSocket};
@@ -180,6 +180,8 @@ pub struct ModelSection {
     pub draft_dtype: Option<Dtype>,
     /// How the model writes tool calls.
     pub tool_calls: ToolCalls,
+    /// How the model writes its reasoning.
+    pub reasoning: Reasoning,
     /// Whether requests begin with what generation_config.json says of sampling.
     pub generation_config: bool,
 }
@@ -192,6 +194,17 @@ pub enum ToolCalls {
     /// In this format.
     Format(CallFormat),
     /// Not at all.
+    None,
+}
+
+/// How a model writes its reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reasoning {
+    /// As its chat template does.
+    Auto,
+    /// In this format.
+    Format(ReasoningFormat),
+    /// It is not told from the rest.
     None,
 }
 

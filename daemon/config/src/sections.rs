@@ -7,7 +7,7 @@ use faser_actors::{Drill, DrillFault, Dtype, Isa, KV_BLOCK_MULTIPLE};
 use faser_engine::Tuning;
 use faser_hub::{ModelName, NameError};
 use faser_models::synthetic::SyntheticSpec;
-use faser_models::{CallFormat, ModelError, Verifier, verifier};
+use faser_models::{CallFormat, ModelError, ReasoningFormat, Verifier, verifier};
 use faser_topology::DraftPlace;
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ use super::kv_events_section::{KvEventsConfig, kv_events};
 use super::sizes::{self, MIB};
 use super::{
     CostCache, DeviceConfig, DeviceKind, KvConfig, LogConfig, LogFormat, MOST_PARTITIONS, ModelPlace,
-    ModelSection, ModelSource, NamedDraft, NamedShape, SchedulerConfig, ToolCalls, tunables,
+    ModelSection, ModelSource, NamedDraft, NamedShape, Reasoning, SchedulerConfig, ToolCalls, tunables,
 };
 use crate::fields::{Fault, FieldError, Fields, at_most, each, required, whole, wrong_type, wrong_value};
 
@@ -124,9 +124,16 @@ fn model(
         Some("none") => ToolCalls::None,
         _ => ToolCalls::Auto,
     };
+    let reasoning = match fields.word("reasoning", &["auto", "think", "harmony", "none"])? {
+        Some("think") => Reasoning::Format(ReasoningFormat::Think),
+        Some("harmony") => Reasoning::Format(ReasoningFormat::Harmony),
+        Some("none") => Reasoning::None,
+        _ => Reasoning::Auto,
+    };
     let generation_config = fields.word("generation_config", &["auto", "none"])? != Some("none");
     fields.finish()?;
-    let model = ModelSection { name, aliases, source, dtype, draft_dtype, tool_calls, generation_config };
+    let model =
+        ModelSection { name, aliases, source, dtype, draft_dtype, tool_calls, reasoning, generation_config };
     Ok((model, sources))
 }
 

@@ -35,7 +35,10 @@ fn the_teaching_file_says_every_default() {
          max_concurrent_per_key max_connections max_prompts_per_request metrics_open tls workers write_timeout_s"
     );
     assert_eq!(keys("admin"), "group socket");
-    assert_eq!(keys("model"), "aliases draft draft_dtype dtype generation_config name target tool_calls");
+    assert_eq!(
+        keys("model"),
+        "aliases draft draft_dtype dtype generation_config name reasoning target tool_calls"
+    );
     assert_eq!(
         keys("device"),
         "draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions pipeline_parallel rank_deadline_s replicas tensor_parallel threads"
@@ -275,6 +278,16 @@ fn the_format_of_calls_is_the_templates_or_named() {
     assert!(
         refusal("model: {tool_calls: xml}\n").contains("`model.tool_calls` must be one of `auto`, `hermes`")
     );
+}
+
+#[test]
+fn the_format_of_reasoning_is_the_templates_or_named() {
+    let reasoning = |text| read(text).unwrap().model.reasoning;
+    assert_eq!(reasoning("model: {reasoning: think}\n"), Reasoning::Format(ReasoningFormat::Think));
+    assert_eq!(reasoning("model: {reasoning: harmony}\n"), Reasoning::Format(ReasoningFormat::Harmony));
+    assert_eq!(reasoning("model: {reasoning: none}\n"), Reasoning::None);
+    assert_eq!([reasoning(""), reasoning("model: {reasoning: auto}\n")], [Reasoning::Auto; 2]);
+    assert!(refusal("model: {reasoning: r1}\n").contains("`model.reasoning` must be one of `auto`, `think`"));
 }
 
 #[test]

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use faser_actors::{CudaWeights, Dtype};
-use faser_config::{Config, ModelSource, ToolCalls};
+use faser_config::{Config, ModelSource, Reasoning, ToolCalls};
 use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
 use faser_models::{
     CallFormat, ChatTemplate, GenerationDefaults, HeadKind, HeadLayout, Model, ModelConfig, ModelError,
-    Progress, Shard, Tokenizer, WeightSource, fitted,
+    Progress, ReasoningFormat, Shard, Tokenizer, WeightSource, fitted,
 };
 use faser_topology::DraftPlace;
 
@@ -30,6 +30,8 @@ pub(crate) struct Pair {
     pub(crate) template: Result<ChatTemplate, ModelError>,
     /// How the target writes tool calls, if it does.
     pub(crate) calls: Option<CallFormat>,
+    /// How it writes its reasoning, if that is told from the rest.
+    pub(crate) reasoning: Option<ReasoningFormat>,
     /// What requests sample by where they say nothing themselves.
     pub(crate) defaults: GenerationDefaults,
     /// What of the files is not as one might think.
@@ -94,6 +96,7 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
                 tokenizer: Tokenizer::synthetic(spec.vocab)?,
                 template: Err(ModelError::NoChatTemplate { path: "synthetic".into() }),
                 calls: None,
+                reasoning: None,
                 defaults: GenerationDefaults::default(),
                 notes: Vec::new(),
                 weights: Weights {
@@ -105,12 +108,28 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
             }
         }
     };
-    match config.model.tool_calls {
+    let lacks = |format: &ReasoningFormat| format.lacks(&pair.tokenizer);
+    pair.reasoning = match config.model.reasoning {
+        Reasoning::Auto => pair.reasoning.filter(|format| lacks(format).is_none()),
+        Reasoning::Format(format) => match lacks(&format) {
+            Some(lacking) => return Err(LoadError::Reasoning(lacking)),
+            None => Some(format),
+        },
+        Reasoning::None => None,
+    };
+    // Its calls are messages on a channel, which are told together with its reasoning or not at all.
+    let harmony = pair.reasoning == Some(ReasoningFormat::Harmony);
+    let own = if harmony {
+        Some(CallFormat::Harmony)
+    } else {
+        pair.calls.filter(|own| *own != CallFormat::Harmony)
+    };
+    pair.calls = match config.model.tool_calls {
         // Nobody knows how it writes calls, so they are had in a form that anybody can read.
-        ToolCalls::Auto => pair.calls = pair.calls.or(Some(CallFormat::Json)),
-        ToolCalls::Format(format) => pair.calls = Some(format),
-        ToolCalls::None => pair.calls = None,
-    }
+        ToolCalls::Auto => own.or(Some(CallFormat::Json)),
+        ToolCalls::Format(format) => Some(format),
+        ToolCalls::None => None,
+    };
     let Shard { ranks, stages, .. } = target_shards(config)[0];
     let key = if stages > 1 { "device.pipeline_parallel" } else { "device.tensor_parallel" };
     let draft = Shard::of(0, config.device.draft_tensor_parallel);
@@ -253,9 +272,21 @@ fn in_folders(
     let template = ChatTemplate::load(target_dir);
     // What cannot be read is told of where the template is.
     let calls = CallFormat::of_model(target_dir).ok().flatten();
+    let reasoning = ReasoningFormat::of_model(target_dir).ok().flatten();
     let defaults =
         if authors { GenerationDefaults::load(target_dir)? } else { GenerationDefaults::default() };
-    Ok(Pair { name, target, draft, weights, tokenizer, template, calls, defaults, notes: Vec::new() })
+    Ok(Pair {
+        name,
+        target,
+        draft,
+        weights,
+        tokenizer,
+        template,
+        calls,
+        reasoning,
+        defaults,
+        notes: Vec::new(),
+    })
 }
 
 impl Weights {

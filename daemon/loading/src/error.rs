@@ -48,6 +48,11 @@ pub enum LoadError {
         /// Why not.
         source: Box<ModelError>,
     },
+    /// The tokenizer has no tokens for the reasoning that the config says.
+    #[error(
+        "`model.reasoning` is `harmony`, and the target's tokenizer has not all of {0}: leave it at `auto`"
+    )]
+    Reasoning(&'static str),
     /// A node was to be loaded, and the config names none.
     #[error("the config names no node of several (`node`)")]
     NoNode,

@@ -14,7 +14,8 @@ use faser_engine::{
 };
 use faser_hub::Extent;
 use faser_models::{
-    CallFormat, ChatTemplate, GenerationDefaults, HeadKind, ModelConfig, ModelError, Progress, Tokenizer,
+    CallFormat, ChatTemplate, GenerationDefaults, HeadKind, ModelConfig, ModelError, Progress,
+    ReasoningFormat, Tokenizer,
 };
 use faser_openai::grammars::Grammars;
 use faser_openai::pairs::Served;
@@ -51,6 +52,8 @@ pub struct Loaded {
     pub template: Result<ChatTemplate, ModelError>,
     /// How the target writes tool calls, if it does.
     pub calls: Option<CallFormat>,
+    /// How the target writes its reasoning, if that is told from the rest.
+    pub reasoning: Option<ReasoningFormat>,
     /// What requests sample by where they say nothing themselves.
     pub defaults: GenerationDefaults,
     /// What is not as one might think.
@@ -229,7 +232,8 @@ fn begin(config: &Config, host: &CpuDevice, watch: Watch<'_>) -> Result<Begun, L
 fn finish(begun: Begun, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, LoadError> {
     let Begun { config, pair, bounds, staged } = begun;
     let config = &config;
-    let Pair { name, target, draft, weights, tokenizer, template, calls, defaults, mut notes } = pair;
+    let Pair { name, target, draft, weights, tokenizer, template, calls, reasoning, defaults, mut notes } =
+        pair;
     notes.extend(shorter_draft(&bounds));
     notes.extend(of_past_outputs(config));
     let host = CpuDevice { memory_bytes: beside_past_outputs(config, host.memory_bytes)?, ..host };
@@ -274,6 +278,7 @@ fn finish(begun: Begun, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, Loa
         tokenizer: Arc::new(tokenizer),
         template,
         calls,
+        reasoning,
         defaults,
         notes,
         pools,
@@ -315,7 +320,10 @@ impl Loaded {
     async fn start_alone(self) -> Result<Served, LoadError> {
         let target = self.device.target().config;
         let (vocab, max_context) = (target.vocab, self.engine.max_context);
-        let eos: Vec<TokenId> = target.eos;
+        let mut eos: Vec<TokenId> = target.eos;
+        let ends = self.reasoning.map_or_else(Vec::new, |format| format.ends(&self.tokenizer));
+        let new: Vec<TokenId> = ends.into_iter().filter(|end| !eos.contains(end)).collect();
+        eos.extend(new);
         let mut kv_events = self.kv_events.into_iter();
         let spec = |device: DeviceSpec| {
             let watchdog = if device.nodes().is_some() {
@@ -346,6 +354,7 @@ impl Loaded {
             tokenizer: self.tokenizer,
             template: self.template,
             calls: self.calls,
+            reasoning: self.reasoning,
             defaults: self.defaults,
             eos,
             grammars,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use faser_engine::Usage as Spent;
 use faser_engine::survival::Source;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::text_sequence::Ending;
@@ -24,7 +24,7 @@ pub(super) struct Usage {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub(super) prompt_tokens_details: Option<Value>,
-    /// What became of the client's prediction.
+    /// How much of it is reasoning, and what became of the client's prediction, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     completion_tokens_details: Option<Value>,
@@ -52,12 +52,18 @@ impl Usage {
             (accepted + predicted.accepted, all + predicted.proposed)
         });
         let told = |usage: Spent| usage.cached_tokens / CACHED_STEP * CACHED_STEP;
-        let cached: Option<usize> = endings.map(|ending| ending.usage.map(told)).sum();
-        let predicted =
-            || json!({"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": all - accepted});
+        let cached: Option<usize> = endings.clone().map(|ending| ending.usage.map(told)).sum();
+        let reasoning: Option<usize> = endings.map(|ending| ending.reasoning_tokens).sum();
+        let mut details = Map::new();
+        let mut tell = |name: &str, tokens: Option<usize>| {
+            details.extend(tokens.map(|tokens| (name.to_owned(), tokens.into())));
+        };
+        tell("reasoning_tokens", reasoning);
+        tell("accepted_prediction_tokens", (all > 0).then_some(accepted));
+        tell("rejected_prediction_tokens", (all > 0).then_some(all - accepted));
         Usage {
             prompt_tokens_details: cached.map(|cached| json!({"cached_tokens": cached})),
-            completion_tokens_details: (all > 0).then(predicted),
+            completion_tokens_details: (!details.is_empty()).then_some(details.into()),
             ..Usage::counts(prompt_tokens, completion_tokens)
         }
     }
@@ -140,7 +146,10 @@ mod tests {
     use crate::text_sequence::Finish;
 
     fn told(usage: Option<Spent>) -> Option<Value> {
-        Place::Answer.metrics(Place::Answer, &Ending { finish: Finish::Stop, output: vec![1], usage })
+        Place::Answer.metrics(
+            Place::Answer,
+            &Ending { finish: Finish::Stop, output: vec![1], reasoning_tokens: None, usage },
+        )
     }
 
     #[test]
@@ -182,6 +191,7 @@ mod tests {
         let ending = |cached_tokens| Ending {
             finish: Finish::Stop,
             output: vec![1],
+            reasoning_tokens: None,
             usage: Some(Spent { cached_tokens, ..Spent::default() }),
         };
         for (cached, told) in [([0, 15], 0), ([16, 31], 32), ([127, 127], 224)] {
@@ -202,7 +212,7 @@ mod tests {
         assert!(
             speculation["mean_acceptance_length"].is_null() && speculation["draft_acceptance_rate"].is_null()
         );
-        let ending = Ending { finish: Finish::Stop, output: vec![1], usage: None };
+        let ending = Ending { finish: Finish::Stop, output: vec![1], reasoning_tokens: None, usage: None };
         assert_eq!(Place::of(true, 3).metrics(Place::Answer, &ending), None);
         assert_eq!(Place::of(false, 1).metrics(Place::Answer, &ending), None);
     }

@@ -1,6 +1,6 @@
-//! What the text of one choice is to its client: content, and tool calls.
+//! What the text of one choice is to its client: reasoning, content, and tool calls.
 
-use faser_models::{CallEvent, CallParser};
+use faser_models::{CallEvent, CallFormat, CallParser, Channel};
 use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -13,6 +13,7 @@ use crate::text_sequence::{Ending, Finish};
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Content(String),
+    Reasoning(String),
     /// A call begins.
     Call {
         /// Its place among the choice's calls.
@@ -33,24 +34,40 @@ pub(super) struct Reader {
     parser: Option<CallParser>,
     named: bool,
     begun: usize,
+    /// Of the last text.
+    channel: Channel,
 }
 
 impl Reader {
     /// Reads text, and calls in it if they are asked for.
     pub(super) fn new(calls: Option<ReadCalls>) -> Reader {
-        let parser = calls.map(|calls| CallParser::new(calls.format));
-        Reader { parser, named: calls.is_some_and(|calls| calls.named), begun: 0 }
+        // Harmony's are told by its channels.
+        let of_text = calls.filter(|calls| calls.format != CallFormat::Harmony);
+        let parser = of_text.map(|calls| CallParser::new(calls.format));
+        Reader { parser, named: calls.is_some_and(|calls| calls.named), begun: 0, channel: Channel::Content }
     }
 
     /// What more text says; nothing, if it may still become one thing or another.
-    pub(super) fn take(&mut self, text: String) -> Vec<Part> {
+    pub(super) fn take(&mut self, channel: Channel, text: String) -> Vec<Part> {
+        self.channel = channel;
         match &mut self.parser {
             _ if text.is_empty() => Vec::new(),
+            _ if channel == Channel::Reasoning => vec![Part::Reasoning(text)],
+            _ if channel == Channel::Call => self.parts(vec![CallEvent::Call { name: text }]),
+            _ if channel == Channel::Arguments => self.parts(vec![CallEvent::Arguments(text)]),
             None => vec![Part::Content(text)],
             Some(parser) => {
                 let events = parser.push(&text);
                 self.parts(events)
             }
+        }
+    }
+
+    /// No text, where only tokens are to be told.
+    pub(super) fn silence(&self) -> Part {
+        match self.channel {
+            Channel::Reasoning => Part::Reasoning(String::new()),
+            _ => Part::Content(String::new()),
         }
     }
 
@@ -84,6 +101,7 @@ impl Reader {
 #[derive(Debug, Default)]
 pub(super) struct Message {
     pub(super) content: String,
+    reasoning: Option<String>,
     calls: Vec<Call>,
 }
 
@@ -99,6 +117,7 @@ impl Message {
     pub(super) fn take(&mut self, part: Part) {
         match part {
             Part::Content(text) => self.content.push_str(&text),
+            Part::Reasoning(text) => self.reasoning.get_or_insert_default().push_str(&text),
             Part::Call { id, name, .. } => self.calls.push(Call { id, name, arguments: String::new() }),
             Part::Arguments { text, .. } => {
                 if let Some(call) = self.calls.last_mut() {
@@ -112,10 +131,13 @@ impl Message {
     pub(super) fn of_chat(self) -> AnswerMessage {
         let call = |Call { id, name, arguments }: Call| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
         let calls = !self.calls.is_empty();
+        let other = calls || self.reasoning.is_some();
         AnswerMessage {
             role: "assistant",
-            content: Some(self.content).filter(|content| !calls || !content.is_empty()),
+            content: Some(self.content).filter(|content| !other || !content.is_empty()),
             refusal: None,
+            reasoning: self.reasoning.clone(),
+            reasoning_content: self.reasoning,
             tool_calls: calls.then(|| self.calls.into_iter().map(call).collect()),
         }
     }
@@ -127,6 +149,12 @@ pub(super) struct AnswerMessage {
     role: &'static str,
     content: Option<String>,
     refusal: Option<String>,
+    /// What led to the content, if the model's reasoning is told from it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    /// The same, by the name that vLLM has for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<Object>>)]
     tool_calls: Option<Vec<Value>>,
@@ -137,6 +165,8 @@ impl Part {
     pub(super) fn delta(&self) -> Value {
         match self {
             Part::Content(text) => json!({"content": text}),
+            // DeepSeek, SGLang and llama.cpp have the first name, vLLM and OpenRouter the second: clients look for one of them.
+            Part::Reasoning(text) => json!({"reasoning_content": text, "reasoning": text}),
             Part::Call { index, id, name } => {
                 let function = json!({"name": name, "arguments": ""});
                 json!({"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]})

@@ -25,10 +25,11 @@ pub(super) async fn chat(
     let (served, (conversation, parameters)) = app.asked(&request, payload, asked).await?;
     let prompt = served.render(&conversation)?;
     drop(conversation);
+    let reasoning = served.reasoning_behind(&prompt, &parameters);
     let PromptTokens { add_special, kept } = parameters.prompt_tokens;
     let ids = encoding::prompt(served, prompt, add_special.unwrap_or(false), kept).await?;
     let prompts = vec![Prompt { ids: ids.into(), echo: None }];
-    let generation = Generation { shape: Shape::Chat, prompts, parameters, max_new_tokens: None };
+    let generation = Generation { shape: Shape::Chat, prompts, parameters, reasoning, max_new_tokens: None };
     generation.respond(served, app.limits.write_timeout, Chunks::answer).await
 }
 

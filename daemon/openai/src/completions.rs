@@ -44,6 +44,7 @@ pub(super) async fn completions(
         shape: Shape::Completion,
         prompts: encoded,
         parameters,
+        reasoning: None,
         max_new_tokens: Some(DEFAULT_MAX_TOKENS),
     };
     generation.respond(served, app.limits.write_timeout, Chunks::answer).await

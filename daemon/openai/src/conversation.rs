@@ -63,7 +63,10 @@ fn message(fields: &mut Fields<'_>, containers: &mut Containers) -> Result<Value
     add("content", Some(content.unwrap_or_default().into()));
     match role {
         "assistant" => {
-            add("reasoning_content", fields.text("reasoning_content")?.map(Value::from));
+            // Answers have it by both names, so it comes back by both.
+            let other = fields
+                .text(("reasoning", "The same as `reasoning_content`, which counts if both are there."))?;
+            add("reasoning_content", fields.text("reasoning_content")?.or(other).map(Value::from));
             add("tool_calls", calls);
             fields.neutral("refusal", &[], "give it as `content`")?;
             fields.neutral("audio", &[], "the only modality is text")?;

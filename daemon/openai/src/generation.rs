@@ -10,7 +10,7 @@ use actix_web::{HttpResponse, web};
 use faser_actors::Sampling;
 use faser_config::fields::{Fault, FieldError};
 use faser_engine::TokenId;
-use faser_models::Grammar;
+use faser_models::{Channel, Grammar, GrammarSource, ReasoningStart};
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
 
 use super::answer::{Answer, Choice, Head};
@@ -34,6 +34,8 @@ pub(super) struct Generation {
     pub(super) shape: Shape,
     pub(super) prompts: Vec<Prompt>,
     pub(super) parameters: Parameters,
+    /// Where outputs begin, if their reasoning is told from the rest.
+    pub(super) reasoning: Option<ReasoningStart>,
     /// Tokens per sequence when the request does not say; `None` is the rest of the context.
     pub(super) max_new_tokens: Option<usize>,
 }
@@ -59,7 +61,10 @@ impl Generation {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let grammar = match &self.parameters.form {
             Some(form) => {
-                let compiled = served.grammars.compile(&form.source).await;
+                let behind = served.reasoning.zip(self.reasoning).map(|(format, start)| {
+                    GrammarSource::BehindReasoning(format, start, Box::new(form.source.clone()))
+                });
+                let compiled = served.grammars.compile(behind.as_ref().unwrap_or(&form.source)).await;
                 Some(compiled.map_err(|err| ApiError::of_grammar(&err, &form.field))?)
             }
             None => None,
@@ -99,7 +104,9 @@ impl Generation {
         let choices = sequences.into_iter().map(|mut sequence| {
             let mut reader = Reader::new(calls);
             // What the client has is read too, that it is known where in a call it ends.
-            drop(reader.take(sequence.shown_before()));
+            for (channel, text) in texts(sequence.shown_before(), &mut Vec::new()) {
+                drop(reader.take(channel, text));
+            }
             (sequence, reader)
         });
         let seed = (header::HeaderName::from_static(SEED), seed.to_string());
@@ -160,6 +167,7 @@ impl Generation {
                 echo,
                 prediction: predicted.clone(),
                 grammar,
+                reasoning: self.reasoning,
             };
             async move { served.open(&ids, &self.parameters, opening).await }
         };
@@ -243,12 +251,15 @@ fn read(
 ) -> (Vec<(Part, Vec<TokenLogprob>)>, Option<Ending>) {
     let mut logprobs = Vec::new();
     let (mut parts, ending) = match piece {
-        Piece::Text(spans) => (reader.take(text(spans, &mut logprobs)), None),
+        Piece::Text(spans) => {
+            let texts = texts(spans, &mut logprobs).into_iter();
+            (texts.flat_map(|(channel, text)| reader.take(channel, text)).collect(), None)
+        }
         Piece::End(ending) => (reader.finish(), Some(reader.ending(*ending))),
     };
     // Text that is held back is nothing yet, but its tokens are there.
     if parts.is_empty() && !logprobs.is_empty() {
-        parts.push(Part::Content(String::new()));
+        parts.push(reader.silence());
     }
     let bearer = if tokens_last { parts.len().saturating_sub(1) } else { 0 };
     let mut tokens = |number| if number == bearer { std::mem::take(&mut logprobs) } else { Vec::new() };
@@ -256,14 +267,19 @@ fn read(
     (parts, ending)
 }
 
-/// The text of some tokens; their log-probabilities are appended to `logprobs`.
-fn text(spans: Vec<Span>, logprobs: &mut Vec<TokenLogprob>) -> String {
-    let mut text = String::new();
+/// The texts of some tokens, each with what it is; their log-probabilities are appended to `logprobs`.
+fn texts(spans: Vec<Span>, logprobs: &mut Vec<TokenLogprob>) -> Vec<(Channel, String)> {
+    let mut texts: Vec<(Channel, String)> = Vec::new();
     for span in spans {
-        text.push_str(&span.text);
         logprobs.extend(span.logprob);
+        match texts.last_mut() {
+            Some((channel, text)) if *channel == span.channel && *channel != Channel::Call => {
+                text.push_str(&span.text)
+            }
+            _ => texts.push((span.channel, span.text)),
+        }
     }
-    text
+    texts
 }
 
 type Pieces = Pin<Box<dyn Stream<Item = (usize, Result<Piece, SequenceError>)>>>;

@@ -9,7 +9,8 @@ use faser_config::device::Machine;
 use faser_config::fields::{Fault, FieldError};
 use faser_engine::{EngineConfig, TokenId};
 use faser_models::{
-    CallFormat, ChatTemplate, Conversation, GenerationDefaults, Grammar, ModelError, Tokenizer,
+    CallFormat, ChatTemplate, Conversation, GenerationDefaults, Grammar, ModelError, ReasoningFormat,
+    ReasoningParser, ReasoningStart, Tokenizer,
 };
 use futures_util::future::join_all;
 use serde::Deserialize;
@@ -41,6 +42,8 @@ pub struct Served {
     pub template: Result<ChatTemplate, ModelError>,
     /// How it writes tool calls, if it does.
     pub calls: Option<CallFormat>,
+    /// How it writes its reasoning, if that is told from the rest.
+    pub reasoning: Option<ReasoningFormat>,
     /// The tokens by which it ends a text.
     pub eos: Vec<TokenId>,
     /// What outputs may have to follow.
@@ -78,6 +81,8 @@ pub struct Opening<'a> {
     pub prediction: Vec<TokenId>,
     /// What its text follows.
     pub grammar: Option<&'a Grammar>,
+    /// Where it begins, if its reasoning is told from the rest.
+    pub reasoning: Option<ReasoningStart>,
 }
 
 impl Served {
@@ -134,6 +139,23 @@ impl Served {
         ends
     }
 
+    /// Where an output behind this prompt of a chat begins, if its reasoning is told from the rest.
+    pub(crate) fn reasoning_behind(&self, prompt: &str, parameters: &Parameters) -> Option<ReasoningStart> {
+        // Without its channels a text of Harmony would not be told from calls.
+        let told =
+            |format: &ReasoningFormat| !parameters.reasoning_in_text || *format == ReasoningFormat::Harmony;
+        self.reasoning.filter(told).map(|format| format.start(prompt))
+    }
+
+    /// Special tokens that are part of calls and reasoning, which are read from the text.
+    fn marks(&self, parameters: &Parameters, reasons: bool) -> Vec<TokenId> {
+        let mut marks = parameters.calls.map_or_else(Vec::new, |calls| calls.format.marks(&self.tokenizer));
+        marks.extend(
+            self.reasoning.filter(|_| reasons).iter().flat_map(|format| format.marks(&self.tokenizer)),
+        );
+        marks
+    }
+
     /// Opens a sequence.
     ///
     /// # Errors
@@ -144,7 +166,7 @@ impl Served {
         parameters: &Parameters,
         opening: Opening<'_>,
     ) -> Result<TextSequence, ApiError> {
-        let Opening { number, max_new_tokens, echo, prediction, grammar } = opening;
+        let Opening { number, max_new_tokens, echo, prediction, grammar, reasoning } = opening;
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = self.ends(parameters);
         let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar.clone())));
@@ -182,7 +204,11 @@ impl Served {
             constraint: constraint.clone(),
             received: received.to_vec(),
             received_text: text.unwrap_or_default().to_owned(),
-            marks: parameters.calls.map_or_else(Vec::new, |calls| calls.format.marks(&self.tokenizer)),
+            marks: self.marks(parameters, reasoning.is_some()),
+            reasoning: self
+                .reasoning
+                .zip(reasoning)
+                .and_then(|(format, start)| ReasoningParser::new(format, start, &self.tokenizer)),
             took: parameters.include_metrics,
         };
         let before_last = received.split_last().map_or(&[][..], |(_, before)| before);

@@ -88,6 +88,8 @@ pub struct Parameters {
     pub return_token_ids: bool,
     /// The output that goes on, if it has begun elsewhere.
     pub resume: Option<Resume>,
+    /// Whether reasoning stays in a chat's text.
+    pub reasoning_in_text: bool,
 }
 
 /// How many choices a prompt gets: 1, if nobody says more.
@@ -199,6 +201,8 @@ pub(super) fn parameters(
         ..Parameters::default()
     };
     fields.tell("stop_token_ids", || json!({"maxItems": MAX_STOP_TOKENS}));
+    let separate = ("separate_reasoning", "Whether reasoning is told from the rest of a chat's text.");
+    parameters.reasoning_in_text = fields.flag(separate)? == Some(false);
     streaming(fields, shape, &mut parameters)?;
     check_form(fields, &parameters)?;
     parameters.resume = resume(fields, shape, bounds, &parameters)?;
@@ -429,7 +433,7 @@ fn logprobs(fields: &mut Fields<'_>, shape: Shape) -> Result<Option<usize>, Fiel
     }
 }
 
-/// Whether `include` asks for log-probabilities. Reasoning that nobody tells from the text needs no encrypted form either.
+/// Whether `include` asks for log-probabilities. Reasoning is in the answer as text, which needs no encrypted form.
 fn included(fields: &mut Fields<'_>) -> Result<bool, FieldError> {
     const LOGPROBS: &str = "message.output_text.logprobs";
     const ENCRYPTED: &str = "reasoning.encrypted_content";
@@ -640,9 +644,7 @@ fn taken(fields: &mut Fields<'_>) -> Result<(), FieldError> {
 fn of_routers(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     fields.neutral("no_stop_trim", &[json!(false)], "use `include_stop_str_in_output`")?;
     fields.neutral("return_hidden_states", &[json!(false)], "hidden states are not offered")?;
-    let split = "reasoning is not told from the rest of the text";
-    fields.neutral("separate_reasoning", &[json!(true), json!(false)], split)?;
-    fields.neutral("stream_reasoning", &[json!(true), json!(false)], split)
+    fields.neutral("stream_reasoning", &[json!(true), json!(false)], "it is streamed as it comes")
 }
 
 fn metadata(fields: &mut Fields<'_>) -> Result<(), FieldError> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use faser_actors::{Constraint, LogprobCollector, Logprobs, ReplicaStream, Update};
 use faser_engine::{FinishReason, Moments, Origin, TokenId, Usage};
-use faser_models::{Detokenizer, Tokenizer};
+use faser_models::{Channel, Detokenizer, ReasoningParser, Tokenizer};
 
 use crate::request_trace::SequenceTrace;
 use crate::stop::StopMatcher;
@@ -15,18 +15,21 @@ pub struct TextSequence {
     tokens: Option<ReplicaStream>,
     detokenizer: Detokenizer,
     stop: StopMatcher,
+    reasoning: Option<ReasoningParser>,
     reading: Reading,
     /// What came before anybody asked for it.
     ahead: Option<Option<Update>>,
     /// The last of the tokens that the client has already: it is the first to be drawn.
     again: Option<TokenId>,
     /// The text of those tokens, as it was shown.
-    shown_before: String,
+    shown_before: Vec<Span>,
     /// There are such tokens: what is counted begins with them, and clocks do not.
     resumed: bool,
     /// Characters of text that tokens have made so far, shown or not.
     characters: usize,
     output: Vec<TokenId>,
+    /// Tokens of the output that are reasoning, or end it.
+    reasoning_tokens: usize,
     /// Of the last token: text held back until the end is ascribed to it.
     origin: Origin,
     ending: Option<Ending>,
@@ -43,7 +46,7 @@ impl Drop for TextSequence {
 /// How a sequence is read.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
-    /// Text ends before, or behind, the first of these.
+    /// Text ends before, or behind, the first of these that is not in reasoning.
     pub stops: Vec<String>,
     /// Text ends behind a stop string or stop token.
     pub include_stop: bool,
@@ -67,6 +70,8 @@ pub struct Reading {
     pub received_text: String,
     /// Special tokens that are text.
     pub marks: Vec<TokenId>,
+    /// Tells reasoning from the rest, where it is to be told.
+    pub reasoning: Option<ReasoningParser>,
     /// Whether what it took is waited for, where the device has run ahead of the end of the text.
     pub took: bool,
 }
@@ -85,6 +90,8 @@ pub enum Piece {
 pub struct Span {
     /// Empty only if there is a log-probability.
     pub text: String,
+    /// What the text is.
+    pub channel: Channel,
     /// Who found the token.
     pub origin: Origin,
     /// The token with its log-probabilities, if that is wanted.
@@ -111,6 +118,8 @@ pub struct Ending {
     pub finish: Finish,
     /// Tokens up to the end of the text, the stop token not counted.
     pub output: Vec<TokenId>,
+    /// How many of them are reasoning, if that was told from the rest.
+    pub reasoning_tokens: Option<usize>,
     /// What it took. If a stop string ended it the device had run ahead: then `None`, or, where that was asked for, with what it had done
     /// beyond the end of the text.
     pub usage: Option<Usage>,
@@ -174,13 +183,15 @@ impl TextSequence {
                 .showing(std::mem::take(&mut reading.marks))
                 .behind(&reading.prompt),
             stop: StopMatcher::new(std::mem::take(&mut reading.stops), reading.include_stop),
+            reasoning: reading.reasoning.take(),
             reading,
             ahead: None,
             again: received.last().copied(),
-            shown_before: String::new(),
+            shown_before: Vec::new(),
             resumed: !received.is_empty(),
             characters: 0,
             output: Vec::new(),
+            reasoning_tokens: 0,
             origin: Origin::Target,
             ending: None,
             trace: None,
@@ -188,7 +199,7 @@ impl TextSequence {
         if !received.is_empty() {
             let mut spans = sequence.prompt();
             received.into_iter().for_each(|token| sequence.take(token, Origin::Target, &mut spans));
-            sequence.shown_before = spans.into_iter().map(|span| span.text).collect();
+            sequence.shown_before = spans;
         }
         sequence
     }
@@ -199,7 +210,7 @@ impl TextSequence {
     }
 
     /// The text of the tokens that the client has already, as it was shown; once.
-    pub fn shown_before(&mut self) -> String {
+    pub fn shown_before(&mut self) -> Vec<Span> {
         std::mem::take(&mut self.shown_before)
     }
 
@@ -277,7 +288,12 @@ impl TextSequence {
                 let piece = detokenizer.push(token).unwrap_or_default();
                 self.characters += piece.chars().count();
                 text.push_str(&piece);
-                spans.push(Span { text: String::new(), origin: Origin::Target, logprob });
+                spans.push(Span {
+                    text: String::new(),
+                    channel: Channel::Content,
+                    origin: Origin::Target,
+                    logprob,
+                });
             }
             text.push_str(&detokenizer.finish());
         }
@@ -285,7 +301,9 @@ impl TextSequence {
         match spans.first_mut() {
             Some(first) => first.text = text,
             None if text.is_empty() => {}
-            None => spans.push(Span { text, origin: Origin::Target, logprob: None }),
+            None => {
+                spans.push(Span { text, channel: Channel::Content, origin: Origin::Target, logprob: None });
+            }
         }
         spans
     }
@@ -326,16 +344,51 @@ impl TextSequence {
         let logprob = self.token_logprob(token, self.reading.prompt.len() + self.output.len());
         self.output.push(token);
         self.origin = origin;
-        let mut text = self.detokenizer.push(token).unwrap_or_default();
+        let text = self.detokenizer.push(token).unwrap_or_default();
         self.characters += text.chars().count();
-        if self.output.len() > self.reading.min_tokens {
-            text = self.stop.push(&text);
-        }
-        if !text.is_empty() || logprob.is_some() {
-            spans.push(Span { text, origin, logprob });
+        let (first, before) = (spans.len(), self.channel());
+        self.show(Some(token), text, spans);
+        self.reasoning_tokens += usize::from([before, self.channel()].contains(&Channel::Reasoning));
+        match spans.get_mut(first) {
+            Some(span) => span.logprob = logprob,
+            None if logprob.is_none() => {}
+            None => {
+                let channel = self.channel();
+                spans.push(Span { text: String::new(), channel, origin, logprob });
+            }
         }
         if self.stop.stopped() {
             self.end(Finish::Stop, None);
+        }
+    }
+
+    /// What the next text is.
+    fn channel(&self) -> Channel {
+        self.reasoning.as_ref().map_or(Channel::Content, ReasoningParser::channel)
+    }
+
+    /// The text of a token, or behind all of them the last: what is known to be shown joins the spans.
+    fn show(&mut self, token: Option<TokenId>, text: String, spans: &mut Vec<Span>) {
+        let searched = self.output.len() > self.reading.min_tokens;
+        let (stop, origin) = (&mut self.stop, self.origin);
+        let mut out = |channel, text: String| {
+            let text = if searched && channel == Channel::Content { stop.push(&text) } else { text };
+            if !text.is_empty() {
+                spans.push(Span { text, channel, origin, logprob: None });
+            }
+        };
+        match &mut self.reasoning {
+            None => out(Channel::Content, text),
+            Some(parser) => match token {
+                Some(token) => parser.push(token, &text, &mut out),
+                None => parser.finish(&text, &mut out),
+            },
+        }
+        if token.is_none() {
+            let text = self.stop.finish();
+            if !text.is_empty() {
+                spans.push(Span { text, channel: Channel::Content, origin, logprob: None });
+            }
         }
     }
 
@@ -389,16 +442,9 @@ impl TextSequence {
             FinishReason::DeviceFailed => return Err(self.broken(SequenceError::DeviceFailed)),
         };
         let rest = self.detokenizer.finish();
-        let mut text = match self.output.len() > self.reading.min_tokens {
-            true => self.stop.push(&rest),
-            false => rest,
-        };
-        text.push_str(&self.stop.finish());
+        self.show(None, rest, spans);
         let finish = if self.stop.stopped() { Finish::Stop } else { finish };
         self.end(finish, Some(usage));
-        if !text.is_empty() {
-            spans.push(Span { text, origin: self.origin, logprob: None });
-        }
         Ok(())
     }
 
@@ -407,7 +453,9 @@ impl TextSequence {
             Some(_) => self.tokens = None,
             None => self.cancel(),
         }
-        self.ending = Some(Ending { finish, output: std::mem::take(&mut self.output), usage });
+        let reasoning_tokens = self.reasoning.is_some().then_some(self.reasoning_tokens);
+        let output = std::mem::take(&mut self.output);
+        self.ending = Some(Ending { finish, output, reasoning_tokens, usage });
     }
 
     fn broken(&mut self, err: SequenceError) -> SequenceError {

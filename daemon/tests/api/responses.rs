@@ -24,7 +24,7 @@ fn named(body: &Value) -> Vec<(String, Value)> {
 }
 
 /// A response without what is made up for each.
-fn plain(response: &Value) -> Value {
+pub(super) fn plain(response: &Value) -> Value {
     let mut response = response.clone();
     for key in ["id", "created_at"] {
         response.as_object_mut().unwrap().remove(key).unwrap();
@@ -40,7 +40,7 @@ fn plain(response: &Value) -> Value {
 }
 
 /// Puts a stream together as clients do, and holds it against its own last event; that event's response.
-fn built(streamed: &Value) -> Value {
+pub(super) fn built(streamed: &Value) -> Value {
     let events = named(streamed);
     let (mut items, mut texts) = (Vec::<Value>::new(), Vec::<String>::new());
     for (name, data) in &events {
@@ -58,11 +58,15 @@ fn built(streamed: &Value) -> Value {
                 texts.push(String::new());
             }
             "response.content_part.added" => assert_eq!(data["part"]["text"], ""),
-            "response.output_text.delta" | "response.function_call_arguments.delta" => {
+            "response.output_text.delta"
+            | "response.reasoning_text.delta"
+            | "response.function_call_arguments.delta" => {
                 assert_eq!((at + 1, &data["item_id"]), (items.len(), &items[at]["id"]));
                 texts[at].push_str(data["delta"].as_str().unwrap());
             }
-            "response.output_text.done" => assert_eq!(data["text"], json!(texts[at])),
+            "response.output_text.done" | "response.reasoning_text.done" => {
+                assert_eq!(data["text"], json!(texts[at]))
+            }
             "response.content_part.done" => assert_eq!(data["part"]["text"], json!(texts[at])),
             "response.function_call_arguments.done" => assert_eq!(data["arguments"], json!(texts[at])),
             "response.output_item.done" => {

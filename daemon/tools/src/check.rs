@@ -12,7 +12,7 @@ use faser_config::device::Machine;
 use faser_config::{Config, ConfigError, NodeConfig, sizes};
 use faser_engine::cost::{PassCost, Reach};
 use faser_loading::load_pairs::{Loaded, load_all};
-use faser_models::{CallFormat, Experts, ModelConfig, Quality};
+use faser_models::{CallFormat, Experts, ModelConfig, Quality, ReasoningFormat};
 use faser_openai::access::Access;
 use faser_terminal::Display;
 use faser_topology::Node;
@@ -135,9 +135,16 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
         Some(CallFormat::Json) => {
             "calls as JSON under a grammar: its chat template tells no way to write them"
         }
+        Some(CallFormat::Harmony) => "calls as messages of Harmony",
         None => "none (model.tool_calls)",
     };
     line("tools", calls.to_owned());
+    let reasoning = match loaded.reasoning {
+        Some(ReasoningFormat::Think) => "told from the rest, by <think> and </think>",
+        Some(ReasoningFormat::Harmony) => "told from the rest, by the channels of Harmony",
+        None => "not told from the rest (model.reasoning)",
+    };
+    line("reasoning", reasoning.to_owned());
     line("sampling", format!("{} (model.generation_config)", loaded.defaults));
     for note in &loaded.notes {
         line("note", note.clone());

@@ -352,7 +352,12 @@ mod tests {
     fn run(output: usize, passes: usize, proposed: usize, accepted: usize) -> Run {
         let usage =
             Usage { output_tokens: output, target_passes: passes, proposed, accepted, ..Usage::default() };
-        let ending = Ending { finish: Finish::Length, output: vec![1; output], usage: Some(usage) };
+        let ending = Ending {
+            finish: Finish::Length,
+            output: vec![1; output],
+            reasoning_tokens: None,
+            usage: Some(usage),
+        };
         Run { prompt: "p".into(), text: "t".into(), ending, took: Duration::from_secs(1) }
     }
 

@@ -55,6 +55,39 @@ impl TemplateFiles {
     }
 }
 
+/// The sources of all chat templates of a model directory or a GGUF file, that for tools among them: to see how the model writes, whichever of
+/// them is taken.
+///
+/// # Errors
+/// A file cannot be read, or is no JSON.
+pub(super) fn template_sources(dir: &Path) -> Result<Vec<String>, ModelError> {
+    if is_gguf(dir) {
+        let found = match TemplateFiles::read(dir) {
+            Err(ModelError::NoChatTemplate { .. }) => return Ok(Vec::new()),
+            found => found?,
+        };
+        return Ok(std::iter::once(found.source).chain(found.with_tools).collect());
+    }
+    let mut sources = Vec::new();
+    for name in ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"] {
+        let file = dir.join(name);
+        if file.is_file() {
+            sources.push(std::fs::read_to_string(&file).map_err(|err| ModelError::read(&file, err))?);
+        }
+    }
+    if let Some(keys) = Keys::read_if_present(&dir.join("tokenizer_config.json"))? {
+        match keys.get("chat_template") {
+            Some(Value::String(source)) => sources.push(source.clone()),
+            Some(Value::Array(named)) => {
+                let source = |entry: &Value| entry.get("template")?.as_str().map(str::to_owned);
+                sources.extend(named.iter().filter_map(source));
+            }
+            _ => {}
+        }
+    }
+    Ok(sources)
+}
+
 /// The template in a tokenizer's config, and the one for tools.
 fn in_config(keys: &Keys) -> Result<Option<(String, Option<String>)>, ModelError> {
     match keys.get("chat_template") {

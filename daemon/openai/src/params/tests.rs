@@ -105,6 +105,7 @@ fn every_field_arrives() {
         min_tokens: 4,
         include_stop: true,
         resume: None,
+        reasoning_in_text: false,
     };
     assert_eq!(read, wanted);
 }

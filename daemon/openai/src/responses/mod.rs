@@ -26,10 +26,11 @@ use writer::Writer;
 
 const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
 /// Items by their kinds, and the type of each.
-const ITEMS: [(&str, &[&str]); 3] = [
+const ITEMS: [(&str, &[&str]); 4] = [
     ("InputMessage", &["message"]),
     ("InputCall", &["function_call"]),
     ("InputCallOutput", &["function_call_output"]),
+    ("InputReasoning", &["reasoning"]),
 ];
 const INPUT: &str = "a string or a list of items such as {\"role\": \"user\", \"content\": \"…\"}";
 const CONTENT: &str = "a string or a list of {\"type\": \"input_text\", \"text\": \"…\"}";
@@ -44,9 +45,11 @@ pub(super) async fn create(
     let prompt =
         served.render(&conversation).map_err(|err| ApiError { param: Some("input".into()), ..err })?;
     drop(conversation);
+    let reasoning = served.reasoning_behind(&prompt, &parameters);
     let ids = encoding::prompt(served, prompt, false, Kept::All).await?;
     let prompts = vec![Prompt { ids: ids.into(), echo: None }];
-    let generation = Generation { shape: Shape::Response, prompts, parameters, max_new_tokens: None };
+    let generation =
+        Generation { shape: Shape::Response, prompts, parameters, reasoning, max_new_tokens: None };
     let write = |head| Writer::answer(head, *echoed);
     generation.respond(served, app.limits.write_timeout, write).await
 }
@@ -117,9 +120,9 @@ fn words(
     let reads = bounds.template;
     fields.within("reasoning", "ReasoningOptions", |reasoning| {
         template_word(reasoning, ("effort", EFFORT), &EFFORTS, reads.reasoning_effort, variables)?;
-        let split = "reasoning is not told from the rest of the text";
-        reasoning.neutral("summary", &[], split)?;
-        reasoning.neutral("generate_summary", &[], split)
+        let whole = "nothing is summed up: the answer has the reasoning itself";
+        reasoning.neutral("summary", &[], whole)?;
+        reasoning.neutral("generate_summary", &[], whole)
     })?;
     fields.within("text", "TextOptions", |text| {
         text.value("format");
@@ -189,14 +192,43 @@ fn item(
             let output = required(joined(fields, "output", CONTENT, "InputPart", part)?, fields, "output")?;
             messages.push(json!({"role": "tool", "content": output, "tool_call_id": id}));
         }
+        Some("reasoning") => {
+            required(kind, fields, "type")?;
+            reasoning(fields, messages)?;
+        }
         _ => {
             let role = required(fields.word("role", &ROLES)?, fields, "role")?;
             let content =
                 required(joined(fields, "content", CONTENT, "InputPart", part)?, fields, "content")?;
-            messages.push(json!({"role": role, "content": content}));
+            match messages.last_mut().filter(|last| role == "assistant" && only_reasons(last)) {
+                Some(last) => last["content"] = content.into(),
+                None => messages.push(json!({"role": role, "content": content})),
+            }
         }
     }
     Ok(())
+}
+
+/// Adds reasoning: it begins the assistant's message that follows. One without text says nothing.
+fn reasoning(fields: &mut Fields<'_>, messages: &mut Vec<Value>) -> Result<(), FieldError> {
+    let wanted = "a list of {\"type\": \"reasoning_text\", \"text\": \"…\"}";
+    let text = joined(fields, "content", wanted, "ReasoningPart", |part| {
+        required(part.word("type", &["reasoning_text"])?, part, "type")?;
+        required(part.text("text")?, part, "text")
+    })?;
+    fields.neutral("summary", &[json!([])], "give the reasoning itself as `content`")?;
+    fields.neutral("encrypted_content", &[], "give the reasoning itself as `content`")?;
+    if let Some(text) = text {
+        messages.push(json!({"role": "assistant", "content": "", "reasoning_content": text}));
+    }
+    Ok(())
+}
+
+/// Whether a message has nothing but reasoning.
+fn only_reasons(message: &Value) -> bool {
+    message.get("reasoning_content").is_some()
+        && message["content"] == ""
+        && message.get("tool_calls").is_none()
 }
 
 fn call(fields: &mut Fields<'_>, containers: &mut Containers) -> Result<Value, FieldError> {

@@ -158,6 +158,18 @@ impl Writer {
                 let message = self.open.get_or_insert_with(|| Item::message(index, events));
                 message.extend(&text, &logprobs, &mut self.events);
             }
+            Part::Reasoning(text) => {
+                self.pending.clear();
+                if text.is_empty() {
+                    return;
+                }
+                if !self.open.as_ref().is_some_and(Item::is_reasoning) {
+                    self.close("completed");
+                }
+                let (index, events) = (self.output.len(), &mut self.events);
+                let item = self.open.get_or_insert_with(|| Item::reasoning(index, events));
+                item.extend(&text, &Value::Null, &mut self.events);
+            }
             Part::Call { id, name, .. } => {
                 self.close("completed");
                 self.pending.clear();
@@ -220,7 +232,7 @@ impl Writer {
         let cached = usage.prompt_tokens_details.unwrap_or_else(|| json!({"cached_tokens": 0}));
         json!({
             "input_tokens": usage.prompt_tokens, "input_tokens_details": cached,
-            "output_tokens": usage.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens": usage.completion_tokens, "output_tokens_details": {"reasoning_tokens": ending.reasoning_tokens.unwrap_or(0)},
             "total_tokens": usage.total_tokens,
         })
     }
@@ -289,6 +301,7 @@ struct Item {
 
 enum Kind {
     Message { text: String, logprobs: Vec<Value> },
+    Reasoning { text: String },
     Call { call_id: String, name: String, arguments: String },
 }
 
@@ -296,7 +309,16 @@ impl Item {
     /// A message without text.
     fn message(index: usize, events: &mut Events) -> Item {
         let kind = Kind::Message { text: String::new(), logprobs: Vec::new() };
-        let item = Item { index, id: format!("msg_{}", random::id()), kind };
+        Item::with_a_part("msg", index, kind, events)
+    }
+
+    /// Reasoning without text.
+    fn reasoning(index: usize, events: &mut Events) -> Item {
+        Item::with_a_part("rs", index, Kind::Reasoning { text: String::new() }, events)
+    }
+
+    fn with_a_part(prefix: &str, index: usize, kind: Kind, events: &mut Events) -> Item {
+        let item = Item { index, id: format!("{prefix}_{}", random::id()), kind };
         events.push(
             "response.output_item.added",
             json!({"output_index": index, "item": item.json("in_progress")}),
@@ -323,7 +345,11 @@ impl Item {
         matches!(self.kind, Kind::Message { .. })
     }
 
-    /// More text of a message with the log-probabilities of its tokens, or more arguments of a call.
+    fn is_reasoning(&self) -> bool {
+        matches!(self.kind, Kind::Reasoning { .. })
+    }
+
+    /// More text of a message with the log-probabilities of its tokens, more reasoning, or more arguments of a call.
     fn extend(&mut self, more: &str, new: &Value, events: &mut Events) {
         match &mut self.kind {
             Kind::Message { text, logprobs } => {
@@ -333,6 +359,11 @@ impl Item {
                 }
                 let delta = json!({"content_index": 0, "delta": more, "logprobs": new});
                 events.push("response.output_text.delta", self.located(delta));
+            }
+            Kind::Reasoning { text } => {
+                text.push_str(more);
+                let delta = json!({"content_index": 0, "delta": more});
+                events.push("response.reasoning_text.delta", self.located(delta));
             }
             Kind::Call { arguments, .. } => {
                 arguments.push_str(more);
@@ -347,6 +378,12 @@ impl Item {
             Kind::Message { text, logprobs } => {
                 let done = json!({"content_index": 0, "text": text, "logprobs": logprobs});
                 events.push("response.output_text.done", self.located(done));
+                let done = json!({"content_index": 0, "part": self.part()});
+                events.push("response.content_part.done", self.located(done));
+            }
+            Kind::Reasoning { text } => {
+                let done = json!({"content_index": 0, "text": text});
+                events.push("response.reasoning_text.done", self.located(done));
                 let done = json!({"content_index": 0, "part": self.part()});
                 events.push("response.content_part.done", self.located(done));
             }
@@ -372,16 +409,20 @@ impl Item {
             Kind::Message { text, logprobs } => {
                 json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
             }
+            Kind::Reasoning { text } => json!({"type": "reasoning_text", "text": text}),
             Kind::Call { .. } => Value::Null,
         }
     }
 
     fn json(&self, status: &str) -> Value {
+        // What has just begun has no part yet.
+        let content = || if status == "in_progress" { json!([]) } else { json!([self.part()]) };
         match &self.kind {
             Kind::Message { .. } => {
-                // A message that has just begun has no part yet.
-                let content = if status == "in_progress" { json!([]) } else { json!([self.part()]) };
-                json!({"type": "message", "id": self.id, "status": status, "role": "assistant", "content": content})
+                json!({"type": "message", "id": self.id, "status": status, "role": "assistant", "content": content()})
+            }
+            Kind::Reasoning { .. } => {
+                json!({"type": "reasoning", "id": self.id, "status": status, "summary": [], "content": content()})
             }
             Kind::Call { call_id, name, arguments } => json!({
                 "type": "function_call", "id": self.id, "call_id": call_id, "name": name,
@@ -475,7 +516,8 @@ mod tests {
 
     #[test]
     fn text_and_calls_are_items_in_their_order() {
-        let ending = Ending { finish: Finish::Length, output: vec![1, 2, 3], usage: None };
+        let ending =
+            Ending { finish: Finish::Length, output: vec![1, 2, 3], reasoning_tokens: Some(1), usage: None };
         let mut streamed = answer();
         for part in parts() {
             streamed.part(0, part, Vec::new());

@@ -34,20 +34,28 @@ impl CallForm {
             CallFormat::Hermes => self.hermes(&token),
             CallFormat::Llama3 => self.bare("; ", &self.format.opening().replace('|', "\\|")),
             CallFormat::Json => self.bare("\n", ""),
+            CallFormat::Harmony => self.harmony(&token),
         };
         let numbers = (0..self.functions.len()).map(|number| format!("f{number}"));
         rules.push(format!("object: {}", numbers.collect::<Vec<_>>().join(" | ")));
         let key = self.format.arguments().first().copied().unwrap_or_default();
         for (number, function) in self.functions.iter().enumerate() {
+            let schema = schema(function.parameters.as_ref());
+            if self.format == CallFormat::Harmony {
+                let [constrain, message] = ["<|constrain|>", "<|message|>"].map(|name| tag(&token, name));
+                let head = literal(&format!("functions.{} ", function.name));
+                rules.push(format!("f{number}: {head} {constrain} \"json\" {message} %json {schema}"));
+                continue;
+            }
             let name = Value::from(function.name.as_str());
             let head = literal(&format!("{{\"name\": {name}, \"{key}\": "));
-            rules.push(format!("f{number}: {head} %json {} \"}}\"", schema(function.parameters.as_ref())));
+            rules.push(format!("f{number}: {head} %json {schema} \"}}\""));
         }
         rules.join("\n")
     }
 
     fn hermes(&self, token: impl Fn(&str) -> Option<u32>) -> Vec<String> {
-        let tag = |text| token(text).map_or_else(|| literal(text), |id| format!("<[{id}]>"));
+        let tag = |text| tag(&token, text);
         let (opening, closing) = (self.format.opening(), self.format.closing());
         let body = format!("body: \"\\n\" object \"\\n\" {}", tag(closing));
         if !self.free {
@@ -64,6 +72,15 @@ impl CallForm {
         vec![start.to_owned(), opening, text, body]
     }
 
+    /// A message to a function, or an answer. One call ends an output.
+    fn harmony(&self, token: impl Fn(&str) -> Option<u32>) -> Vec<String> {
+        let [channel, message] = ["<|channel|>", "<|message|>"].map(|name| tag(&token, name));
+        let answer =
+            if self.free { format!(" | {channel} \"final\" {message} TEXT?") } else { String::new() };
+        let start = format!("start: {channel} \"commentary to=\" object{answer}");
+        std::iter::once(start).chain(self.free.then(|| "TEXT: /(?s:.+)/".to_owned())).collect()
+    }
+
     /// Objects without tags, between which `between` stands; text has no `tag` in it, if there is one.
     fn bare(&self, between: &str, tag: &str) -> Vec<String> {
         let more = format!(" ({} object)*", literal(between));
@@ -78,6 +95,11 @@ impl CallForm {
         };
         vec![format!("start: TEXT? | {calls}"), text]
     }
+}
+
+/// A tag: its token, or its text where it is none.
+fn tag(token: impl Fn(&str) -> Option<u32>, text: &str) -> String {
+    token(text).map_or_else(|| literal(text), |id| format!("<[{id}]>"))
 }
 
 fn literal(text: &str) -> String {

@@ -12,11 +12,7 @@ pub use parser::{CallEvent, CallParser};
 
 use std::path::Path;
 
-use serde_json::Value;
-
-use super::template_files::TemplateFiles;
-use crate::config::Keys;
-use crate::gguf::is_gguf;
+use super::template_files::template_sources;
 use crate::{ModelError, Tokenizer};
 
 /// How a model writes calls.
@@ -30,6 +26,8 @@ pub enum CallFormat {
     /// The whole output is `{"name": …, "arguments": {…}}`, several divided by line breaks: for models of which nobody knows how they write
     /// calls. Grammars have them write it so.
     Json,
+    /// A message of Harmony to `functions.…` is a call. gpt-oss. [`crate::ReasoningParser`] reads it, by the marks' tokens.
+    Harmony,
 }
 
 impl CallFormat {
@@ -38,32 +36,7 @@ impl CallFormat {
     /// # Errors
     /// A file cannot be read, or is no JSON.
     pub fn of_model(dir: &Path) -> Result<Option<CallFormat>, ModelError> {
-        if is_gguf(dir) {
-            let found = match TemplateFiles::read(dir) {
-                Err(ModelError::NoChatTemplate { .. }) => return Ok(None),
-                found => found?,
-            };
-            let sources = [Some(found.source), found.with_tools];
-            return Ok(sources.iter().flatten().find_map(|source| CallFormat::of_template(source)));
-        }
-        let mut sources = Vec::new();
-        for name in ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"] {
-            let file = dir.join(name);
-            if file.is_file() {
-                sources.push(std::fs::read_to_string(&file).map_err(|err| ModelError::read(&file, err))?);
-            }
-        }
-        if let Some(keys) = Keys::read_if_present(&dir.join("tokenizer_config.json"))? {
-            match keys.get("chat_template") {
-                Some(Value::String(source)) => sources.push(source.clone()),
-                Some(Value::Array(named)) => {
-                    let source = |entry: &Value| entry.get("template")?.as_str().map(str::to_owned);
-                    sources.extend(named.iter().filter_map(source));
-                }
-                _ => {}
-            }
-        }
-        Ok(sources.iter().find_map(|source| CallFormat::of_template(source)))
+        Ok(template_sources(dir)?.iter().find_map(|source| CallFormat::of_template(source)))
     }
 
     /// The format that a chat template, given by its source, writes calls in.
@@ -73,6 +46,9 @@ impl CallFormat {
         let other = has("<function=") || has("<arg_key>");
         if has("<tool_call>") {
             return (has("arguments") && !other).then_some(CallFormat::Hermes);
+        }
+        if has("<|channel|>") && has("functions.") {
+            return Some(CallFormat::Harmony);
         }
         let llama = has("<|python_tag|>") || (has("\"parameters\"") && has("ipython"));
         llama.then_some(CallFormat::Llama3)
@@ -88,7 +64,7 @@ impl CallFormat {
         match self {
             CallFormat::Hermes => "<tool_call>",
             CallFormat::Llama3 => "<|python_tag|>",
-            CallFormat::Json => "",
+            CallFormat::Json | CallFormat::Harmony => "",
         }
     }
 
@@ -96,7 +72,7 @@ impl CallFormat {
     fn closing(self) -> &'static str {
         match self {
             CallFormat::Hermes => "</tool_call>",
-            CallFormat::Llama3 | CallFormat::Json => "",
+            CallFormat::Llama3 | CallFormat::Json | CallFormat::Harmony => "",
         }
     }
 
@@ -108,7 +84,7 @@ impl CallFormat {
     /// Names of the arguments in the object of a call; the first is what grammars write.
     fn arguments(self) -> &'static [&'static str] {
         match self {
-            CallFormat::Hermes | CallFormat::Json => &["arguments"],
+            CallFormat::Hermes | CallFormat::Json | CallFormat::Harmony => &["arguments"],
             CallFormat::Llama3 => &["parameters", "arguments"],
         }
     }
@@ -122,7 +98,7 @@ impl CallFormat {
     /// The token by which a model ends a message with calls, if it is not the one that ends every message.
     pub fn end(self, tokenizer: &Tokenizer) -> Option<u32> {
         match self {
-            CallFormat::Hermes | CallFormat::Json => None,
+            CallFormat::Hermes | CallFormat::Json | CallFormat::Harmony => None,
             CallFormat::Llama3 => tokenizer.token_id("<|eom_id|>"),
         }
     }

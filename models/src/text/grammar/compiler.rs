@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use llguidance::ParserFactory;
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::{InferenceCapabilities, TokRxInfo, TokTrie, TokenizerEnv};
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,8 @@ use super::matcher::{Common, MOST_LEXER_BYTES, Start};
 use super::words::in_plain_words;
 use crate::Tokenizer;
 use crate::text::calls::{CallForm, CallFormat};
+use crate::text::channel::ReasoningStart;
+use crate::text::reasoning::ReasoningFormat;
 
 /// Bytes of a grammar's text at most.
 const MAX_SOURCE_BYTES: usize = 64 << 10;
@@ -31,6 +33,8 @@ const MAX_LEXER_STATES: usize = 100_000;
 const MAX_STEP_FUEL: u64 = 500_000;
 /// Bytes of a token at most.
 const MAX_WORD_BYTES: usize = 1000;
+/// The name of a grammar that another one leads to.
+const FORM: &str = "form";
 /// Tokens of an output that a grammar is tried with.
 const TRIED_TOKENS: usize = 4;
 
@@ -49,6 +53,8 @@ pub enum GrammarSource {
     Choice(Vec<String>),
     /// Tool calls.
     Calls(CallForm),
+    /// One of these behind reasoning, which is free: the output begins there, or may.
+    BehindReasoning(ReasoningFormat, ReasoningStart, Box<GrammarSource>),
 }
 
 /// Why a grammar is not taken.
@@ -135,7 +141,10 @@ impl GrammarVocabulary {
         };
         let words = (0..vocab as u32).map(word).collect();
         let token = |tag: &'static str| Some((tag.to_owned(), tokenizer.token_id(tag)?));
-        let tags = CallFormat::Hermes.tags().into_iter().filter_map(token).collect();
+        let formats = [ReasoningFormat::Think, ReasoningFormat::Harmony];
+        let reasoning = formats.iter().flat_map(|format| format.tags()).copied();
+        let tags = CallFormat::Hermes.tags().into_iter().chain(reasoning);
+        let tags = tags.filter_map(token).collect();
         Ok(GrammarVocabulary { words, ends, tags })
     }
 
@@ -144,7 +153,18 @@ impl GrammarVocabulary {
     /// # Errors
     /// It is too long, nested too deeply, or no grammar of its kind.
     pub fn program(&self, source: &GrammarSource) -> Result<GrammarProgram, GrammarError> {
+        let token = |tag: &str| self.tags.iter().find_map(|(name, id)| (name == tag).then_some(*id));
         let grammar = match source {
+            GrammarSource::BehindReasoning(format, start, source) => {
+                let calls = matches!(source.as_ref(), GrammarSource::Calls(form) if form.format == CallFormat::Harmony);
+                let GrammarProgram(mut grammar) = self.program(source)?;
+                let before = format.lark(*start, FORM, calls, token);
+                if let (Some(before), [form]) = (before, grammar.grammars.as_mut_slice()) {
+                    form.name = Some(FORM.to_owned());
+                    grammar.grammars.insert(0, GrammarWithLexer::from_lark(before));
+                }
+                grammar
+            }
             GrammarSource::JsonObject => {
                 TopLevelGrammar::from_json_schema(compact(&json!({"type": "object"}))?)
             }
@@ -162,7 +182,6 @@ impl GrammarVocabulary {
             }
             GrammarSource::Choice(choices) => TopLevelGrammar::from_lark(alternatives(choices)?),
             GrammarSource::Calls(form) => {
-                let token = |tag: &str| self.tags.iter().find_map(|(name, id)| (name == tag).then_some(*id));
                 let grammar = form.lark(token);
                 measure(&grammar)?;
                 TopLevelGrammar::from_lark(grammar)

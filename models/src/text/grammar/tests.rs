@@ -66,6 +66,29 @@ fn accepts(grammar: &Grammar, text: &str) -> bool {
 }
 
 #[test]
+fn every_kind_of_grammar_follows_reasoning_which_is_free() {
+    use crate::{ReasoningFormat, ReasoningStart};
+    let compiler = compiler();
+    let good = ["{}", "{\"name\":\"ab\",\"size\":20}", "ab", "<a>", "yes"];
+    for (source, good) in sources().into_iter().zip(good) {
+        let behind = |start| {
+            let source = Box::new(source.clone());
+            compiler.compile(&GrammarSource::BehindReasoning(ReasoningFormat::Think, start, source)).unwrap()
+        };
+        let thought = "Is it {\"a\"?\n\n</thin</think>";
+        let [open, possible, closed] =
+            [ReasoningStart::Open, ReasoningStart::Possible, ReasoningStart::Closed].map(behind);
+        assert!(accepts(&open, &format!("{thought}{good}")), "{good}");
+        assert!(accepts(&open, &format!("</think>{good}")), "{good}");
+        assert!(!accepts(&open, good) && !accepts(&open, &format!("{thought}{thought}{good}")), "{good}");
+        assert!(accepts(&possible, &format!("<think>{thought}{good}")), "{good}");
+        assert!(accepts(&possible, good) && !accepts(&possible, &format!("{thought}{good}")), "{good}");
+        assert!(accepts(&closed, good) && !accepts(&closed, &format!("<think>{thought}{good}")), "{good}");
+        assert!(!accepts(&open, &format!("{thought}{good}}}")) && !accepts(&open, thought), "{good}");
+    }
+}
+
+#[test]
 fn each_kind_of_grammar_takes_what_it_should_and_nothing_else() {
     let compiler = compiler();
     let grammars: Vec<Grammar> = sources().iter().map(|source| compiler.compile(source).unwrap()).collect();
