@@ -274,7 +274,7 @@ fn texts(spans: Vec<Span>, logprobs: &mut Vec<TokenLogprob>) -> Vec<(Channel, St
         logprobs.extend(span.logprob);
         match texts.last_mut() {
             Some((channel, text)) if *channel == span.channel && *channel != Channel::Call => {
-                text.push_str(&span.text)
+                text.push_str(&span.text);
             }
             _ => texts.push((span.channel, span.text)),
         }
