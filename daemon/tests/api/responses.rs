@@ -65,7 +65,7 @@ pub(super) fn built(streamed: &Value) -> Value {
                 texts[at].push_str(data["delta"].as_str().unwrap());
             }
             "response.output_text.done" | "response.reasoning_text.done" => {
-                assert_eq!(data["text"], json!(texts[at]))
+                assert_eq!(data["text"], json!(texts[at]));
             }
             "response.content_part.done" => assert_eq!(data["part"]["text"], json!(texts[at])),
             "response.function_call_arguments.done" => assert_eq!(data["arguments"], json!(texts[at])),

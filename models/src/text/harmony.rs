@@ -221,7 +221,7 @@ mod tests {
             let (now, behind) = rest.split_at(taken);
             match mark {
                 Some(number) => {
-                    tokens.push((number as u32 + 1, if cut { now.to_owned() } else { String::new() }))
+                    tokens.push((number as u32 + 1, if cut { now.to_owned() } else { String::new() }));
                 }
                 None => tokens.push((TEXT, now.to_owned())),
             }
