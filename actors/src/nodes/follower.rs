@@ -16,6 +16,7 @@ use faser_models::Shard;
 use super::frames::{
     Begin, First, FromLeader, FromNode, Hello, LARGE, SMALL, SessionWork, receive, send, watch_over,
 };
+use super::listening::listen;
 use super::mesh::{Joining, Ways};
 use super::{NodeFacts, NodePlace, SessionWays};
 use crate::error::ServiceError;
@@ -29,8 +30,6 @@ const FIRST_TRY_AFTER: Duration = Duration::from_millis(200);
 const LAST_TRY_AFTER: Duration = Duration::from_secs(5);
 /// Until a try counts as failed.
 const CONNECTING: Duration = Duration::from_secs(5);
-/// A connection whose words do not come within this is no rank's.
-const FIRST_WORDS: Duration = Duration::from_secs(10);
 
 /// What a node is made for.
 pub struct NodeSpec {
@@ -109,7 +108,7 @@ pub fn follow(spec: &NodeSpec, stop: &AtomicBool, told: &mut dyn FnMut(NodeState
         };
         let here = stream.local_addr().map_err(NodeError::Listen)?.ip();
         let known = listens.filter(|listens| listens.ip() == here);
-        let own = known.map_or_else(|| listen(here, &ways), Ok).map_err(NodeError::Listen)?;
+        let own = known.map_or_else(|| take_ways(here, &ways), Ok).map_err(NodeError::Listen)?;
         listens = Some(own);
         match one_session(spec, &stream, (leader, own), &ways, told) {
             Ok(()) => {
@@ -170,24 +169,19 @@ fn reach(rendezvous: &str) -> io::Result<(TcpStream, SocketAddr)> {
 }
 
 /// Takes the ways of later nodes' ranks from now on; where.
-fn listen(here: IpAddr, ways: &Arc<Ways>) -> io::Result<SocketAddr> {
+fn take_ways(here: IpAddr, ways: &Arc<Ways>) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((here, 0))?;
     let (address, ways) = (listener.local_addr()?, ways.clone());
-    thread::Builder::new().name("faser-ways".to_owned()).spawn(move || {
-        for stream in listener.incoming() {
-            let Ok(stream) = stream else {
-                thread::sleep(Duration::from_millis(100));
-                continue;
-            };
-            // One after the other: each says at once what it is, or goes.
-            let first = stream.set_read_timeout(Some(FIRST_WORDS)).and_then(|()| receive(&stream, SMALL));
-            if let Ok(First::Way(way)) = first
-                && stream.set_read_timeout(None).is_ok()
-            {
+    listen(
+        listener,
+        || true,
+        move |stream, first| {
+            if let First::Way(way) = first {
                 ways.put(way, stream);
             }
-        }
-    })?;
+            Ok(())
+        },
+    )?;
     Ok(address)
 }
 

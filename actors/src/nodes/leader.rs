@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
@@ -17,6 +17,7 @@ use faser_kernels::cuda::{NcclId, NcclRankSlot, nccl_group_of};
 use super::frames::{
     Begin, First, FromLeader, FromNode, Hello, PlanFrame, SMALL, SessionWork, receive, send, watch_over,
 };
+use super::listening::listen;
 use super::mesh::{Joining, Ways};
 use super::{NodeFacts, NodePlace};
 use crate::error::ServiceError;
@@ -24,10 +25,6 @@ use crate::failures::OnLoss;
 use crate::lane::{Build, Follow, Run};
 use crate::runner::VerifyWork;
 
-/// What a connection has time for before it is said what it is.
-const FIRST_WORDS: Duration = Duration::from_secs(10);
-/// Connections that have not said it yet.
-const MOST_UNKNOWN: usize = 64;
 /// Lanes of another node are built within this: its KV memory is allocated.
 const BUILDING: Duration = Duration::from_secs(600);
 /// How often it is said who is waited for.
@@ -59,7 +56,6 @@ struct Inner {
     changed: Condvar,
     ways: Ways,
     stopped: AtomicBool,
-    unknown: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -90,10 +86,13 @@ impl Nodes {
             changed: Condvar::new(),
             ways: Ways::default(),
             stopped: AtomicBool::new(false),
-            unknown: AtomicUsize::new(0),
         });
-        let held = Arc::downgrade(&inner);
-        thread::Builder::new().name("faser-nodes".to_owned()).spawn(move || listen(&listener, &held))?;
+        let (held, takes) = (Arc::downgrade(&inner), Arc::downgrade(&inner));
+        listen(
+            listener,
+            move || held.strong_count() > 0,
+            move |stream, first| takes.upgrade().map_or(Ok(()), |inner| Nodes(inner).take(stream, first)),
+        )?;
         Ok(Nodes(inner))
     }
 
@@ -231,12 +230,9 @@ impl Nodes {
         Ok(Session { ways: SessionWays::Cores(ways), links })
     }
 
-    /// What a connection says first.
-    fn receive(&self, stream: TcpStream) -> io::Result<()> {
-        stream.set_read_timeout(Some(FIRST_WORDS))?;
-        match receive(&stream, SMALL)? {
+    fn take(&self, stream: TcpStream, first: First) -> io::Result<()> {
+        match first {
             First::Way(way) => {
-                stream.set_read_timeout(None)?;
                 self.0.ways.put(way, stream);
                 Ok(())
             }
@@ -261,7 +257,6 @@ impl Nodes {
             return send(&stream, &FromLeader::Refused { reason });
         }
         watch_over(&stream)?;
-        stream.set_read_timeout(None)?;
         send(&stream, &FromLeader::Taken)?;
         let mut state = self.0.lock();
         let works = state.working.get(&node).and_then(Weak::upgrade);
@@ -293,36 +288,6 @@ impl Inner {
 impl fmt::Debug for Nodes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Nodes").field(&self.0.spec).finish()
-    }
-}
-
-/// Takes connections until nobody has the nodes any more.
-fn listen(listener: &TcpListener, nodes: &Weak<Inner>) {
-    for stream in listener.incoming() {
-        let Some(inner) = nodes.upgrade() else { return };
-        let stream = match stream {
-            Ok(stream) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "a connection of another node was lost");
-                thread::sleep(Duration::from_millis(100));
-                continue;
-            }
-        };
-        if inner.unknown.fetch_add(1, Ordering::SeqCst) >= MOST_UNKNOWN {
-            inner.unknown.fetch_sub(1, Ordering::SeqCst);
-            continue;
-        }
-        let nodes = Nodes(inner);
-        let counted = nodes.clone();
-        let taken = thread::Builder::new().name("faser-node".to_owned()).spawn(move || {
-            if let Err(error) = nodes.receive(stream) {
-                tracing::warn!(%error, "a connection to the rendezvous is no node's");
-            }
-            nodes.0.unknown.fetch_sub(1, Ordering::SeqCst);
-        });
-        if taken.is_err() {
-            counted.0.unknown.fetch_sub(1, Ordering::SeqCst);
-        }
     }
 }
 

@@ -18,6 +18,7 @@
 mod follower;
 mod frames;
 mod leader;
+mod listening;
 mod mesh;
 
 use std::hash::{DefaultHasher, Hash, Hasher};

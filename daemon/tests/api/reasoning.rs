@@ -51,7 +51,6 @@ fn divided(open: bool, text: &str) -> (Option<String>, Option<String>) {
     match if open { Some(text) } else { text.strip_prefix(MARKS[0]) } {
         None => (None, Some(text.to_owned())),
         Some(inside) => match inside.split_once(MARKS[1]) {
-            Some(("", "")) => (None, Some(String::new())),
             Some(("", content)) => (None, Some(content.to_owned())),
             Some((reasoning, content)) => (some(reasoning), some(content)),
             None if inside.is_empty() => (None, Some(String::new())),
