@@ -31,6 +31,8 @@ const ONCE: Duration = Duration::from_millis(250);
 const LONG: Duration = Duration::from_millis(600);
 /// Time after which nothing more is looked at between the row counts.
 const REFINING: Duration = Duration::from_secs(2);
+/// So often a lane over several nodes is tried.
+const NODE_TRIES: usize = 10;
 /// Rows and context tokens of the pass that tells what attention costs.
 const CONTEXT_ROWS: usize = 8;
 const CONTEXT: usize = 512;
@@ -93,6 +95,15 @@ impl ProfileSpec<'_> {
         let table = context / self.block_size.min(BLOCK_SIZE) + 1;
         let lane =
             LanePasses { place, drafts, block_size: self.block_size, most_rows, context, table, vocab };
+        for _ in 1..NODE_TRIES {
+            match self.device.with_lane(lane, Timed) {
+                // One that was lost comes again, and is waited for.
+                Err(error) if self.device.nodes().is_some() => {
+                    tracing::warn!(%error, "costs are measured once more: a node was lost");
+                }
+                measured => return measured,
+            }
+        }
         self.device.with_lane(lane, Timed)
     }
 }

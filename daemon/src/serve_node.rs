@@ -25,6 +25,7 @@ const TELL_EVERY: Duration = Duration::from_secs(30);
 pub(crate) async fn serve_node(config: Config, node: NodeConfig) -> Result<i32> {
     let mut signals = Signals::take_over()?;
     let mut hangups = Hangups::take_over()?;
+    let drain_timeout = config.drain_timeout;
     let stop = Arc::new(AtomicBool::new(false));
     let (tell, mut told) = unbounded_channel();
     let stopped = stop.clone();
@@ -47,19 +48,34 @@ pub(crate) async fn serve_node(config: Config, node: NodeConfig) -> Result<i32> 
         rt::spawn(async move { systemd::beat(period, async || true, notify::alive).await });
     }
     let teller = Rc::new(Teller { node });
-    let mut last_reason = None;
+    let (mut last_reason, mut works) = (None, false);
     loop {
         tokio::select! {
             ended = &mut work => {
                 ended.map_err(|err| SystemError::Call { what: "work for the first node", source: err.into() })??;
                 return Ok(0);
             }
-            Some(state) = told.recv() => teller.tell(state, &mut last_reason),
+            Some(state) = told.recv() => {
+                works = state == NodeState::Working;
+                teller.tell(state, &mut last_reason);
+            }
             () = hangups.next() => tracing::info!("a node behind the first reloads nothing: restart it"),
             signal = signals.next() => {
-                tracing::info!(signal = signal.name, "ended");
-                notify::stopping(Duration::ZERO, "ended");
                 stop.store(true, Ordering::SeqCst);
+                if !works {
+                    tracing::info!(signal = signal.name, "ended");
+                    notify::stopping(Duration::ZERO, "ended");
+                    return Ok(0);
+                }
+                // The first node may be draining: it ends the session once its streams have ended.
+                tracing::info!(signal = signal.name, ?drain_timeout, "ends with its session");
+                notify::stopping(drain_timeout, "ends with its session");
+                tokio::select! {
+                    _ = &mut work => {}
+                    () = rt::time::sleep(drain_timeout) => tracing::warn!("the drain timeout is over: the session is broken off"),
+                    _ = signals.next() => {}
+                }
+                tracing::info!("ended");
                 return Ok(0);
             }
         }

@@ -14,9 +14,10 @@ use faser_kernels::cuda::{NcclId, nccl_group_of};
 use faser_models::Shard;
 
 use super::frames::{
-    Begin, First, FromLeader, FromNode, Hello, LARGE, SMALL, SessionWork, receive, send, watch_over,
+    Begin, First, FromLeader, FromNode, Hello, LARGE, SMALL, SessionWork, receive, receive_within, send,
+    watch_over,
 };
-use super::listening::listen;
+use super::listening::{FIRST_WORDS, listen};
 use super::mesh::{Joining, Ways};
 use super::{NodeFacts, NodePlace, SessionWays};
 use crate::error::ServiceError;
@@ -91,7 +92,8 @@ pub enum NodeError {
 /// # Errors
 /// The leader refuses this node, or the system does.
 pub fn follow(spec: &NodeSpec, stop: &AtomicBool, told: &mut dyn FnMut(NodeState)) -> Result<(), NodeError> {
-    let ways = Arc::new(Ways::default());
+    let ranks = spec.facts.ranks;
+    let ways = Arc::new(Ways::new(spec.place.ranks(ranks), ranks));
     // Where ranks of later nodes connect to: one place for all sessions, on the way to the leader.
     let mut listens: Option<SocketAddr> = None;
     let mut wait = FIRST_TRY_AFTER;
@@ -175,11 +177,9 @@ fn take_ways(here: IpAddr, ways: &Arc<Ways>) -> io::Result<SocketAddr> {
     listen(
         listener,
         || true,
-        move |stream, first| {
-            if let First::Way(way) = first {
-                ways.put(way, stream);
-            }
-            Ok(())
+        move |stream, first| match first {
+            First::Way(way) => ways.put(way, stream),
+            First::Hello(_) => Ok(()),
         },
     )?;
     Ok(address)
@@ -195,7 +195,7 @@ fn one_session(
 ) -> Result<(), Failure> {
     let hello = Hello { node: spec.place.rank, of: spec.place.of, facts: spec.facts.clone(), listens };
     send(stream, &First::Hello(hello))?;
-    match receive(stream, SMALL)? {
+    match receive_within(stream, SMALL, FIRST_WORDS)? {
         FromLeader::Taken => told(NodeState::Waiting),
         FromLeader::Refused { reason } => return Err(Failure::Refused(reason)),
         _ => return Err(Failure::Other("what listens there is no leader".to_owned())),
@@ -246,7 +246,7 @@ impl Lanes {
         ways: &Ways,
         begin: &Begin,
     ) -> Result<Lanes, Failure> {
-        let (ways, end) = reached(spec, leader, ways, begin)?;
+        let (ways, end) = reached(spec, (stream, leader), ways, begin)?;
         let ranks = spec.target.lanes(ways, &begin.work)?;
         let count = ranks.len();
         let mut lanes = Lanes {
@@ -329,7 +329,7 @@ impl Lanes {
 /// The ways of the ranks here to all others, and what ends them: sockets between cores, NCCL between GPUs.
 fn reached(
     spec: &NodeSpec,
-    leader: SocketAddr,
+    (stream, leader): (&TcpStream, SocketAddr),
     ways: &Ways,
     begin: &Begin,
 ) -> Result<(SessionWays, End), Failure> {
@@ -349,11 +349,17 @@ fn reached(
     }
     let joining = Joining { place, ranks, stages, session: begin.session, before: &before, deadline };
     let cannot = |error| Failure::Other(format!("its ranks cannot connect: {error}"));
-    let meshes = joining.join(ways, &|| true).map_err(cannot)?;
+    let meshes = joining.join(ways, &|| is_open(stream)).map_err(cannot)?;
     let own = place.ranks(ranks).zip(&meshes).map(|(rank, mesh)| joining.ways(rank, mesh)).collect();
     // A lane that is gone has left.
     let held: Vec<Weak<Mesh>> = meshes.iter().map(Arc::downgrade).collect();
     let end: End =
         Arc::new(move |why| held.iter().filter_map(Weak::upgrade).for_each(|mesh| mesh.abort(why)));
     Ok((SessionWays::Cores(own), end))
+}
+
+/// Whether the other side has not closed it.
+fn is_open(stream: &TcpStream) -> bool {
+    let looked = stream.set_read_timeout(Some(Duration::from_millis(1))).and_then(|()| stream.peek(&mut [0]));
+    stream.set_read_timeout(None).is_ok() && !matches!(looked, Ok(0))
 }

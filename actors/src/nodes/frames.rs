@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use faser_engine::{TokenId, VerifyPlan};
 use faser_kernels::Sampling;
@@ -180,9 +180,42 @@ pub(super) fn send(stream: &TcpStream, message: &impl Serialize) -> io::Result<(
     (&*stream).write_all(&frame)
 }
 
+/// Waits for a message of at most so many bytes, which has to be whole within this.
+pub(super) fn receive_within<T: DeserializeOwned>(
+    stream: &TcpStream,
+    most: usize,
+    within: Duration,
+) -> io::Result<T> {
+    let received = read_message(Until { stream, until: Instant::now() + within }, most);
+    stream.set_read_timeout(None)?;
+    received
+}
+
+/// A stream that is read until then, however little comes at a time.
+struct Until<'a> {
+    stream: &'a TcpStream,
+    until: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        let mut stream = self.stream;
+        stream.read(to)
+    }
+}
+
 /// Waits for a message of at most so many bytes.
 pub(super) fn receive<T: DeserializeOwned>(stream: &TcpStream, most: usize) -> io::Result<T> {
-    let (mut stream, mut length) = (stream, [0; 4]);
+    read_message(stream, most)
+}
+
+fn read_message<T: DeserializeOwned>(mut stream: impl Read, most: usize) -> io::Result<T> {
+    let mut length = [0; 4];
     stream.read_exact(&mut length)?;
     let length = u32::from_le_bytes(length) as usize;
     if length > most {

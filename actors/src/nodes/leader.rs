@@ -81,11 +81,11 @@ impl Nodes {
         let listener = TcpListener::bind(spec.rendezvous)?;
         let inner = Arc::new(Inner {
             address: listener.local_addr()?,
-            spec,
             state: Mutex::default(),
             changed: Condvar::new(),
-            ways: Ways::default(),
+            ways: Ways::new(0..spec.facts.ranks / spec.of, spec.facts.ranks),
             stopped: AtomicBool::new(false),
+            spec,
         });
         let (held, takes) = (Arc::downgrade(&inner), Arc::downgrade(&inner));
         listen(
@@ -232,10 +232,7 @@ impl Nodes {
 
     fn take(&self, stream: TcpStream, first: First) -> io::Result<()> {
         match first {
-            First::Way(way) => {
-                self.0.ways.put(way, stream);
-                Ok(())
-            }
+            First::Way(way) => self.0.ways.put(way, stream),
             First::Hello(hello) => self.come(stream, hello),
         }
     }

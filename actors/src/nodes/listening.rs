@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::frames::{First, SMALL, receive};
+use super::frames::{First, SMALL, receive_within};
 
-/// What a connection has time for before it is said what it is.
-const FIRST_WORDS: Duration = Duration::from_secs(10);
+/// What a connection has time for before it has said what it is.
+pub(super) const FIRST_WORDS: Duration = Duration::from_secs(10);
 /// Connections that have not said it yet: more are not heard.
 const MOST_UNKNOWN: usize = 64;
 /// Where the system gives no connection, such as for want of descriptors.
@@ -46,7 +46,8 @@ pub(super) fn listen(
             let take = take.clone();
             // Where there is no thread the connection is closed, and its node comes again.
             let _ = thread::Builder::new().name("faser-node".to_owned()).spawn(move || {
-                let taken = first_words(&stream).and_then(|first| take(stream, first));
+                let first = receive_within(&stream, SMALL, FIRST_WORDS);
+                let taken = first.and_then(|first| take(stream, first));
                 if let Err(error) = taken {
                     tracing::warn!(%error, "a connection is no node's");
                 }
@@ -55,13 +56,6 @@ pub(super) fn listen(
         }
     };
     thread::Builder::new().name("faser-nodes".to_owned()).spawn(accepts).map(drop)
-}
-
-fn first_words(stream: &TcpStream) -> io::Result<First> {
-    stream.set_read_timeout(Some(FIRST_WORDS))?;
-    let first = receive(stream, SMALL)?;
-    stream.set_read_timeout(None)?;
-    Ok(first)
 }
 
 /// One of them, counted for as long as this lives.

@@ -15,31 +15,41 @@ use super::frames::{First, Way, send};
 /// Until all ranks of a session are connected.
 const CONNECTING: Duration = Duration::from_secs(60);
 
-/// Ways that came, until their session takes them. Those of an earlier session go when a later one begins.
-#[derive(Default)]
+/// Ways of others to ranks here that came, until their session takes them: of each two ranks the latest.
 pub(super) struct Ways {
-    came: Mutex<HashMap<Way, TcpStream>>,
+    own: Range<usize>,
+    ranks: usize,
+    came: Mutex<HashMap<(usize, usize), (u64, TcpStream)>>,
     changed: Condvar,
 }
 
-/// Ways of others that wait here at most: more are no ranks'.
-const MOST_WAYS: usize = 4096;
-
 impl Ways {
+    /// To the ranks `own`, of so many.
+    pub(super) fn new(own: Range<usize>, ranks: usize) -> Ways {
+        Ways { own, ranks, came: Mutex::default(), changed: Condvar::new() }
+    }
+
     /// One that has come.
-    pub(super) fn put(&self, way: Way, stream: TcpStream) {
-        let mut came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
-        if came.len() < MOST_WAYS {
-            came.insert(way, stream);
+    ///
+    /// # Errors
+    /// There are no such ranks here and elsewhere.
+    pub(super) fn put(&self, Way { session, from, to }: Way, stream: TcpStream) -> io::Result<()> {
+        if !self.own.contains(&to) || self.own.contains(&from) || from >= self.ranks {
+            let problem = format!("there is no way from rank {from} to rank {to}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
         }
+        self.came.lock().unwrap_or_else(PoisonError::into_inner).insert((from, to), (session, stream));
         self.changed.notify_all();
+        Ok(())
     }
 
     /// Waits for one, until then. `goes_on` says whether it is still wanted.
     fn take(&self, way: Way, until: Instant, goes_on: &dyn Fn() -> bool) -> io::Result<TcpStream> {
         let mut came = self.came.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(stream) = came.remove(&way) {
+            if came.get(&(way.from, way.to)).is_some_and(|(session, _)| *session == way.session)
+                && let Some((_, stream)) = came.remove(&(way.from, way.to))
+            {
                 return Ok(stream);
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -50,10 +60,6 @@ impl Ways {
             let wait = left.min(Duration::from_millis(100));
             came = self.changed.wait_timeout(came, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
-    }
-
-    fn forget_before(&self, session: u64) {
-        self.came.lock().unwrap_or_else(PoisonError::into_inner).retain(|way, _| way.session >= session);
     }
 }
 
@@ -80,7 +86,6 @@ impl Joining<'_> {
     /// One of them does not come, or the system refuses.
     pub(super) fn join(&self, ways: &Ways, goes_on: &dyn Fn() -> bool) -> io::Result<Vec<Arc<Mesh>>> {
         let (own, until) = (self.own(), Instant::now() + CONNECTING);
-        ways.forget_before(self.session);
         let mut within = within_process(own.len())?;
         let mut of_rank: Vec<Vec<Option<Connection>>> =
             own.clone().map(|_| (0..self.ranks).map(|_| None).collect()).collect();

@@ -63,6 +63,8 @@ pub struct NodeFacts {
     model: u64,
     /// In which it is held.
     dtype: String,
+    /// Tokens that it is laid out for.
+    max_context: usize,
     /// The kernels: others sum in another order.
     kernels: String,
     /// Whether ranks are on GPUs.
@@ -94,11 +96,13 @@ impl NodeFacts {
     ) -> NodeFacts {
         let Shard { ranks, stages, .. } = shard;
         let mut hash = DefaultHasher::new();
-        (weights, format!("{config:?}")).hash(&mut hash);
+        // As far as it is the files', not the config's.
+        (weights, format!("{:?}", ModelConfig { max_context: 0, ..config.clone() })).hash(&mut hash);
         NodeFacts {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             model: hash.finish(),
             dtype: dtype.to_string(),
+            max_context: config.max_context,
             kernels,
             on_gpus: true,
             ranks,
@@ -119,6 +123,8 @@ impl NodeFacts {
             differ("ranks", &words(self), &words(other), config)
         } else if self.dtype != other.dtype {
             differ("`model.dtype`", &self.dtype, &other.dtype, config)
+        } else if self.max_context != other.max_context {
+            differ("`scheduler.max_context`", &self.max_context, &other.max_context, config)
         } else if self.kernels != other.kernels {
             let advice = if self.on_gpus {
                 "nodes need equal GPUs, or all of them CPUs (`device.kind`)"

@@ -113,7 +113,7 @@ pub(super) fn fits(node: &NodeConfig, device: &DeviceConfig) -> Result<(), Field
 
 /// With the usual port, if it has none; nothing if it is no host.
 fn with_port(text: &str) -> Option<String> {
-    let fits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let fits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
     let port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
     match text.rsplit_once(':') {
         // Of an address of IPv6 the port stands behind a bracket.
@@ -159,18 +159,21 @@ impl Started {
     }
 }
 
-/// The first of a list of Slurm's, such as `gpu[07-09,12],big3`: gpu07.
+/// The first of a list of Slurm's, such as `rack[1-2]gpu[07-09,12],big3`: rack1gpu07.
 fn first_host(list: &str) -> String {
-    let first = list.split_inclusive(']').next().unwrap_or(list);
-    let Some((prefix, rest)) = first.split_once('[') else {
-        return list.split(',').next().unwrap_or(list).to_owned();
-    };
-    if let Some((host, _)) = prefix.split_once(',') {
-        return host.to_owned();
+    let (mut host, mut within, mut past) = (String::new(), false, false);
+    for letter in list.chars() {
+        match letter {
+            '[' => (within, past) = (true, false),
+            ']' => within = false,
+            ',' if !within => break,
+            // Of what brackets hold the first number counts.
+            ',' | '-' if within => past = true,
+            _ if within && past => {}
+            _ => host.push(letter),
+        }
     }
-    let number = rest.trim_end_matches(']').split([',', '-']).next().unwrap_or_default();
-    let behind = list[first.len()..].split(',').next().unwrap_or_default();
-    format!("{prefix}{number}{behind}")
+    host
 }
 
 #[cfg(test)]
@@ -211,6 +214,8 @@ mod tests {
             ("a1,gpu[07-09]", "a1"),
             ("n[3]", "n3"),
             ("r[1-2]-ib,x", "r1-ib"),
+            ("rack[1-2]n[01-10],x", "rack1n01"),
+            ("gpu-a[3,5]", "gpu-a3"),
         ] {
             assert_eq!(first_host(list), first, "{list}");
         }
@@ -229,6 +234,7 @@ mod tests {
             (":7000", None),
             ("", None),
             ("a b", None),
+            ("http://a:29500", None),
         ] {
             assert_eq!(with_port(text).as_deref(), found, "{text}");
         }

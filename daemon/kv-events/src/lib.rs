@@ -12,5 +12,7 @@
 
 mod encoding;
 mod publisher;
+mod subscribers;
+mod zmtp;
 
 pub use publisher::{Endpoints, KvEventsError, publish};

@@ -1,6 +1,7 @@
 //! The sockets and the thread that has them.
 
 use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,18 +9,23 @@ use std::time::Duration;
 use bytes::Bytes;
 use faser_actors::{KvBatch, KvSender, kv_queue};
 use faser_config::KvEventsConfig;
-use tokio::sync::mpsc;
-use zeromq::{
-    PubSocket, RouterRecvHalf, RouterSendHalf, RouterSocket, Socket, SocketRecv, SocketSend, ZmqError,
-    ZmqMessage,
-};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::timeout;
 
 use crate::encoding::encoded;
+use crate::subscribers::Subscribers;
+use crate::zmtp::{Said, greet, hear, message, pong};
 
 /// Past batches are kept in no more memory than this, whatever their number.
 const MOST_KEPT_BYTES: usize = 256 << 20;
-/// Who asks for past batches has to take them in this time; others wait for it.
+/// Who asks for past batches has to take them in this time.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Subscribers, and askers, of a replica.
+const MOST_CONNECTIONS: usize = 256;
+/// Where the system gives no connection, such as for want of descriptors.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// The sequence number behind the last past batch: -1.
 const END: Bytes = Bytes::from_static(&[0xff; 8]);
 
@@ -126,15 +132,17 @@ impl Replica {
         }
     }
 
-    async fn publish(mut self) -> Result<(), ZmqError> {
-        let mut socket = PubSocket::new();
-        socket.bind_listener(self.endpoints.publish).await?;
+    async fn publish(mut self) -> io::Result<()> {
+        let subscribers = Subscribers::default();
+        let takes = subscribers.clone();
+        accept(self.endpoints.publish, move |stream| {
+            let takes = takes.clone();
+            async move { takes.serve(stream).await }
+        })?;
         let kept = Arc::new(Mutex::new(Kept::new(&self.config)));
         if let Some(listener) = self.endpoints.replay {
-            let mut socket = RouterSocket::new();
-            socket.bind_listener(listener).await?;
-            let (send, receive) = socket.split();
-            tokio::spawn(replay(send, receive, Arc::clone(&kept)));
+            let kept = Arc::clone(&kept);
+            accept(listener, move |stream| replay(stream, Arc::clone(&kept)))?;
         }
         while let Some(batch) = self.batches.recv().await {
             let payload = match encoded(&batch, self.config.encoding, self.number) {
@@ -146,12 +154,42 @@ impl Replica {
             };
             let past = Past { sequence: batch.sequence, payload };
             // It waits for no subscriber: who is too slow misses what it has no room for.
-            let message = lock(&kept).message(&past);
-            socket.send(message).await?;
+            let frames = lock(&kept).message(&past);
+            subscribers.send(&frames[0], &message(&frames));
             lock(&kept).keep(past);
         }
         Ok(())
     }
+}
+
+/// Serves who connects, each by itself, as long as this thread lives. No more than so many at a time.
+fn accept<F>(listener: TcpListener, serve: impl Fn(TcpStream) -> F + 'static + Send) -> io::Result<()>
+where
+    F: Future<Output = io::Result<()>> + Send + 'static,
+{
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    tokio::spawn(async move {
+        loop {
+            let Ok((stream, peer)) = listener.accept().await else {
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+                continue;
+            };
+            let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                tracing::warn!(%peer, "too many connections for KV events: one is closed");
+                continue;
+            };
+            let served = serve(stream);
+            tokio::spawn(async move {
+                if let Err(error) = served.await {
+                    tracing::debug!(%peer, %error, "a connection for KV events has ended");
+                }
+                drop(place);
+            });
+        }
+    });
+    Ok(())
 }
 
 /// A batch as it was published.
@@ -185,51 +223,48 @@ impl Kept {
         }
     }
 
-    fn message(&self, past: &Past) -> ZmqMessage {
-        let mut message = ZmqMessage::from(past.payload.clone());
-        message.push_front(Bytes::copy_from_slice(&past.sequence.to_be_bytes()));
-        message.push_front(self.topic.clone());
-        message
+    /// Its topic, number and events.
+    fn message(&self, past: &Past) -> [Bytes; 3] {
+        let number = Bytes::copy_from_slice(&past.sequence.to_be_bytes());
+        [self.topic.clone(), number, past.payload.clone()]
     }
 
     /// What follows from this sequence number on, and the end.
-    fn from(&self, first: u64) -> Vec<ZmqMessage> {
+    fn from(&self, first: u64) -> Vec<[Bytes; 3]> {
         let past = self.past.iter().filter(|past| past.sequence >= first);
-        let mut messages: Vec<ZmqMessage> = past.map(|past| self.message(past)).collect();
-        let mut end = ZmqMessage::from(Bytes::new());
-        end.push_front(END);
-        end.push_front(Bytes::new());
-        messages.push(end);
-        messages
+        past.map(|past| self.message(past)).chain([[Bytes::new(), END, Bytes::new()]]).collect()
     }
 }
 
-/// Answers who asks for past batches, one after the other.
-async fn replay(mut send: RouterSendHalf, mut receive: RouterRecvHalf, kept: Arc<Mutex<Kept>>) {
-    while let Ok(request) = receive.recv().await {
-        let frames = request.into_vec();
-        let [identity, _, first] = frames.as_slice() else {
-            tracing::debug!(parts = frames.len(), "a request for KV events has not three parts");
-            continue;
+/// Answers who asks for past batches, as a ROUTER socket does.
+async fn replay(mut stream: TcpStream, kept: Arc<Mutex<Kept>>) -> io::Result<()> {
+    greet(&mut stream, "ROUTER", &["REQ", "DEALER", "ROUTER"]).await?;
+    loop {
+        let frames = match hear(&mut stream).await? {
+            Said::Message(frames) => frames,
+            Said::Ping(context) => {
+                stream.write_all(&pong(&context)).await?;
+                continue;
+            }
+            Said::Subscribe(_) | Said::Cancel(_) => continue,
         };
-        let Ok(first) = <[u8; 8]>::try_from(first.as_ref()) else {
-            tracing::debug!("a request for KV events has no sequence number of 8 bytes");
+        let first = match frames.as_slice() {
+            [_, first] => <[u8; 8]>::try_from(first.as_slice()).ok(),
+            _ => None,
+        };
+        let Some(first) = first else {
+            tracing::debug!("a request for KV events is not an empty part, and a sequence number of 8 bytes");
             continue;
         };
         let messages = lock(&kept).from(u64::from_be_bytes(first));
         let answer = async {
-            for mut message in messages {
-                message.push_front(Bytes::new());
-                message.push_front(identity.clone());
-                send.send(message).await?;
+            for frames in messages {
+                let [topic, number, payload] = frames;
+                stream.write_all(&message(&[Bytes::new(), topic, number, payload])).await?;
             }
-            Ok::<(), ZmqError>(())
+            Ok::<(), io::Error>(())
         };
-        match tokio::time::timeout(REPLAY_TIMEOUT, answer).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "past KV events were not taken"),
-            Err(_) => tracing::debug!("past KV events were not taken in time"),
-        }
+        timeout(REPLAY_TIMEOUT, answer).await.map_err(|_| io::Error::from(ErrorKind::TimedOut))??;
     }
 }
 
@@ -262,8 +297,7 @@ mod tests {
         }
         let asked = |first| {
             let messages = kept.from(first);
-            let sequences =
-                messages.iter().map(|message| message.get(1).map_or(0, |frame| frame[frame.len() - 1]));
+            let sequences = messages.iter().map(|[_, number, _]| number[number.len() - 1]);
             sequences.collect::<Vec<u8>>()
         };
         assert_eq!((asked(0), asked(5), asked(7)), (vec![4, 5, 6, 255], vec![5, 6, 255], vec![255]));

@@ -56,6 +56,16 @@ pub enum LoadError {
     /// A node was to be loaded, and the config names none.
     #[error("the config names no node of several (`node`)")]
     NoNode,
+    /// A command that works on a pair was given the config of a node that has a part of it.
+    #[error(
+        "this is node {rank} of {of} (`node.rank`), for `faser serve` alone: give the config of node 0, where the others run"
+    )]
+    OtherNode {
+        /// Its number.
+        rank: usize,
+        /// How many there are.
+        of: usize,
+    },
     /// Nobody can listen for the other nodes.
     #[error(
         "cannot listen for the other nodes at `node.rendezvous` {rendezvous}: {source}. It is an address of the first node's; where that listens elsewhere, say so by `node.listen`"

@@ -160,9 +160,18 @@ fn refuse_plans_only(config: &Config) -> Result<(), LoadError> {
 /// # Errors
 /// A file that is missing or wrong, models that do not go together, or a device that cannot be used or is too small for them.
 pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, LoadError> {
+    first_node(config)?;
     let host = CpuDevice::discover()?;
     let begun = begin(config, &host, watch)?;
     finish(begun, host, watch)
+}
+
+/// Refuses what is another's than the first node's, unless it is looked at alone.
+fn first_node(config: &Config) -> Result<(), LoadError> {
+    match config.node.as_ref().filter(|node| node.joins && node.place.rank > 0) {
+        Some(node) => Err(LoadError::OtherNode { rank: node.place.rank, of: node.place.of }),
+        None => Ok(()),
+    }
 }
 
 /// Loads every pair of the config. Memory is allocated once the weights of all are there.
@@ -170,6 +179,7 @@ pub fn load(config: &Config, watch: Watch<'_>) -> Result<Loaded, LoadError> {
 /// # Errors
 /// As [`load`], of several with the name of the pair.
 pub fn load_all(config: &Config, watch: Watch<'_>) -> Result<Vec<Loaded>, LoadError> {
+    first_node(config)?;
     let [_, _, ..] = config.each() else {
         return config.each().iter().map(|only| load(only, watch)).collect();
     };
