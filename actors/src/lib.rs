@@ -63,7 +63,9 @@ pub use latency::LATENCY_BUCKETS;
 pub use message::Look;
 pub use meter::MetricNames;
 pub use node_target::NodeTarget;
-pub use nodes::{NodeError, NodeFacts, NodePlace, NodeSpec, NodeState, Nodes, NodesSpec, follow};
+pub use nodes::{
+    NodeControl, NodeError, NodeFacts, NodePlace, NodeSpec, NodeState, Nodes, NodesSpec, follow,
+};
 pub use profile::{ProfileSpec, glance, profile};
 pub use recording::{LONGEST_RECORDING, Recent, RecordingError, Seen};
 pub use replicas::{ReplicaStream, Replicas};

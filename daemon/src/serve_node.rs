@@ -2,12 +2,11 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use actix_web::rt;
 use anyhow::Result;
-use faser_actors::{NodeState, follow};
+use faser_actors::{NodeControl, NodeState, follow};
 use faser_config::{Config, NodeConfig};
 use faser_loading::load_pairs::load_node;
 use faser_terminal::{Display, Hangups, Signals, SystemError, println};
@@ -15,6 +14,8 @@ use tokio::sync::mpsc::unbounded_channel;
 
 use crate::systemd::{self, notify};
 
+/// A first node that sends no plan for so long has no stream to end.
+const IDLE_FOR: Duration = Duration::from_secs(2);
 /// Between two words on why the first node cannot be reached.
 const TELL_EVERY: Duration = Duration::from_secs(30);
 
@@ -26,9 +27,9 @@ pub(crate) async fn serve_node(config: Config, node: NodeConfig) -> Result<i32> 
     let mut signals = Signals::take_over()?;
     let mut hangups = Hangups::take_over()?;
     let drain_timeout = config.drain_timeout;
-    let stop = Arc::new(AtomicBool::new(false));
+    let control = Arc::new(NodeControl::default());
     let (tell, mut told) = unbounded_channel();
-    let stopped = stop.clone();
+    let controlled = control.clone();
     let work = rt::task::spawn_blocking(move || -> Result<()> {
         let mut display = Display::new();
         let mut loading = notify::Loading::default();
@@ -40,7 +41,7 @@ pub(crate) async fn serve_node(config: Config, node: NodeConfig) -> Result<i32> 
         display.finish();
         let spec = loaded?;
         // Nobody hears it any more once the daemon ends.
-        follow(&spec, &stopped, &mut |state| drop(tell.send(state)))?;
+        follow(&spec, &controlled, &mut |state| drop(tell.send(state)))?;
         Ok(())
     });
     let mut work = Box::pin(work);
@@ -61,7 +62,7 @@ pub(crate) async fn serve_node(config: Config, node: NodeConfig) -> Result<i32> 
             }
             () = hangups.next() => tracing::info!("a node behind the first reloads nothing: restart it"),
             signal = signals.next() => {
-                stop.store(true, Ordering::SeqCst);
+                control.stop();
                 if !works {
                     tracing::info!(signal = signal.name, "ended");
                     notify::stopping(Duration::ZERO, "ended");
@@ -72,6 +73,7 @@ pub(crate) async fn serve_node(config: Config, node: NodeConfig) -> Result<i32> 
                 notify::stopping(drain_timeout, "ends with its session");
                 tokio::select! {
                     _ = &mut work => {}
+                    () = idle(&control) => {}
                     () = rt::time::sleep(drain_timeout) => tracing::warn!("the drain timeout is over: the session is broken off"),
                     _ = signals.next() => {}
                 }
@@ -79,6 +81,15 @@ pub(crate) async fn serve_node(config: Config, node: NodeConfig) -> Result<i32> 
                 return Ok(0);
             }
         }
+    }
+}
+
+/// Waits until no plan has come for a while.
+async fn idle(control: &NodeControl) {
+    let mut before = None;
+    while before != Some(control.plans()) {
+        before = Some(control.plans());
+        rt::time::sleep(IDLE_FOR).await;
     }
 }
 

@@ -265,6 +265,27 @@ speculation: {policy: 'fixed:2'}
     let _ = std::fs::remove_dir_all(&folder);
 }
 
+/// As LeaderWorkerSet and Slurm do it: a stream that runs then ends whole.
+#[test]
+fn all_nodes_may_be_stopped_at_once() {
+    let nodes = Nodes::start(2, "tensor_parallel: 2");
+    let leader = nodes.leader();
+    let body = json!({"prompt": "Returns the number of", "max_tokens": 200, "temperature": 0, "ignore_eos": true, "stream": true});
+    let expected = leader.client().stream(PATH, &body).transcript();
+    assert!(expected.complete(), "{expected:?}");
+    let mut events = 0;
+    let transcript = leader.client().stream(PATH, &body).follow(|_| {
+        events += 1;
+        if events == 5 {
+            nodes.signal(1, "TERM");
+            leader.terminate();
+        }
+    });
+    assert!(transcript.complete(), "{transcript:?}");
+    assert_eq!(transcript.text, expected.text);
+    leader.ends_well();
+}
+
 fn until(holds: impl Fn() -> bool) {
     let begin = Instant::now();
     while !holds() {

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
@@ -87,23 +87,50 @@ pub enum NodeError {
     Lost(String),
 }
 
-/// Works for the leader, session after session, until `stop` is set. `told` hears how it is.
+/// What is asked of a node that works, from outside.
+#[derive(Debug, Default)]
+pub struct NodeControl {
+    stop: AtomicBool,
+    plans: AtomicU64,
+}
+
+impl NodeControl {
+    /// It begins no further session.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+    }
+
+    /// Plans that it was given.
+    pub fn plans(&self) -> u64 {
+        self.plans.load(Ordering::Relaxed)
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+}
+
+/// Works for the leader, session after session, until it is stopped. `told` hears how it is.
 ///
 /// # Errors
 /// The leader refuses this node, or the system does.
-pub fn follow(spec: &NodeSpec, stop: &AtomicBool, told: &mut dyn FnMut(NodeState)) -> Result<(), NodeError> {
+pub fn follow(
+    spec: &NodeSpec,
+    control: &NodeControl,
+    told: &mut dyn FnMut(NodeState),
+) -> Result<(), NodeError> {
     let ranks = spec.facts.ranks;
     let ways = Arc::new(Ways::new(spec.place.ranks(ranks), ranks));
     // Where ranks of later nodes connect to: one place for all sessions, on the way to the leader.
     let mut listens: Option<SocketAddr> = None;
     let mut wait = FIRST_TRY_AFTER;
     told(NodeState::Coming(None));
-    while !stop.load(Ordering::SeqCst) {
+    while !control.stopped() {
         let (stream, leader) = match reach(&spec.rendezvous) {
             Ok(reached) => reached,
             Err(error) => {
                 told(NodeState::Coming(Some(format!("{}: {error}", spec.rendezvous))));
-                pause(wait, stop);
+                pause(wait, control);
                 wait = (wait * 2).min(LAST_TRY_AFTER);
                 continue;
             }
@@ -112,7 +139,7 @@ pub fn follow(spec: &NodeSpec, stop: &AtomicBool, told: &mut dyn FnMut(NodeState
         let known = listens.filter(|listens| listens.ip() == here);
         let own = known.map_or_else(|| take_ways(here, &ways), Ok).map_err(NodeError::Listen)?;
         listens = Some(own);
-        match one_session(spec, &stream, (leader, own), &ways, told) {
+        match one_session(spec, &stream, (leader, own), &ways, (control, told)) {
             Ok(()) => {
                 wait = FIRST_TRY_AFTER;
                 told(NodeState::Ended(None));
@@ -121,7 +148,7 @@ pub fn follow(spec: &NodeSpec, stop: &AtomicBool, told: &mut dyn FnMut(NodeState
             Err(Failure::Lost(reason)) => return Err(NodeError::Lost(reason)),
             Err(Failure::Other(reason)) => {
                 told(NodeState::Ended(Some(reason)));
-                pause(wait, stop);
+                pause(wait, control);
                 wait = (wait * 2).min(LAST_TRY_AFTER);
             }
         }
@@ -148,9 +175,9 @@ impl From<io::Error> for Failure {
     }
 }
 
-fn pause(wait: Duration, stop: &AtomicBool) {
+fn pause(wait: Duration, control: &NodeControl) {
     let until = Instant::now() + wait;
-    while Instant::now() < until && !stop.load(Ordering::SeqCst) {
+    while Instant::now() < until && !control.stopped() {
         thread::sleep(Duration::from_millis(50).min(wait));
     }
 }
@@ -191,7 +218,7 @@ fn one_session(
     stream: &TcpStream,
     (leader, listens): (SocketAddr, SocketAddr),
     ways: &Ways,
-    told: &mut dyn FnMut(NodeState),
+    (control, told): (&NodeControl, &mut dyn FnMut(NodeState)),
 ) -> Result<(), Failure> {
     let hello = Hello { node: spec.place.rank, of: spec.place.of, facts: spec.facts.clone(), listens };
     send(stream, &First::Hello(hello))?;
@@ -214,7 +241,10 @@ fn one_session(
     told(NodeState::Working);
     let ended = loop {
         match receive(stream, LARGE) {
-            Ok(FromLeader::Plan(plan)) => lanes.give(&Arc::new(plan.work())),
+            Ok(FromLeader::Plan(plan)) => {
+                control.plans.fetch_add(1, Ordering::Relaxed);
+                lanes.give(&Arc::new(plan.work()));
+            }
             Ok(_) => break Some("the leader sent what is no plan".to_owned()),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => break None,
             Err(error) => break Some(error.to_string()),

@@ -242,3 +242,35 @@ pub(super) fn watch_over(stream: &TcpStream) -> io::Result<()> {
     socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
     stream.set_nodelay(true)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_message_has_to_be_whole_in_time_however_it_drips() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut drips = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let dripping = thread::spawn(move || {
+            let _ = drips.write_all(&60_000_u32.to_le_bytes());
+            while drips.write_all(&[0]).is_ok() {
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let begun = Instant::now();
+        let received: io::Result<First> = receive_within(&stream, SMALL, Duration::from_millis(300));
+        assert!(received.is_err() && begun.elapsed() < Duration::from_secs(10), "{received:?}");
+        drop(stream);
+        dripping.join().unwrap();
+        // And no length is believed that nobody has to send.
+        let mut sends = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        sends.write_all(&u32::MAX.to_le_bytes()).unwrap();
+        let received: io::Result<First> = receive(&stream, SMALL);
+        assert!(received.unwrap_err().to_string().contains("this is no node of faser's"));
+    }
+}

@@ -122,3 +122,31 @@ impl Joining<'_> {
         GroupWays { group: group(0..self.ranks), stage: group(stage * width..(stage + 1) * width) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn ways_are_of_ranks_that_there_are_and_of_each_two_the_latest_counts() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = || TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let ways = Ways::new(0..2, 4);
+        let way = |session, from, to| Way { session, from, to };
+        for (from, to) in [(0, 1), (4, 0), (2, 2), (2, usize::MAX)] {
+            assert!(ways.put(way(7, from, to), stream()).is_err(), "{from} to {to}");
+        }
+        for session in 0..100 {
+            ways.put(way(session, 2, 1), stream()).unwrap();
+        }
+        assert_eq!(ways.came.lock().unwrap().len(), 1);
+        let soon = Instant::now() + Duration::from_millis(50);
+        assert!(ways.take(way(98, 2, 1), soon, &|| true).is_err());
+        assert!(ways.take(way(99, 2, 1), soon, &|| true).is_ok());
+        let begun = Instant::now();
+        assert!(ways.take(way(100, 2, 1), begun + Duration::from_secs(60), &|| false).is_err());
+        assert!(begun.elapsed() < Duration::from_secs(30), "nobody waits for a session that has ended");
+    }
+}

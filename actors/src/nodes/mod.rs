@@ -29,7 +29,7 @@ use faser_kernels::{Dtype, Isa};
 use faser_models::{Model, ModelConfig, Shard};
 use serde::{Deserialize, Serialize};
 
-pub use follower::{NodeError, NodeSpec, NodeState, follow};
+pub use follower::{NodeControl, NodeError, NodeSpec, NodeState, follow};
 pub(crate) use follower::{RunLane, SessionLanes};
 
 pub(crate) use frames::{MeasuredLane, SessionWork, VerifyLaneSpec};

@@ -5,35 +5,36 @@ use super::*;
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use crate::node_target::NodeTarget;
-use crate::nodes::{NodeError, NodeFacts, NodePlace, NodeSpec, NodeState, Nodes, NodesSpec, follow};
+use crate::nodes::{
+    NodeControl, NodeError, NodeFacts, NodePlace, NodeSpec, NodeState, Nodes, NodesSpec, follow,
+};
 
 /// The nodes behind the leader; they end with this.
 struct Followers {
-    stop: Arc<AtomicBool>,
+    control: Arc<NodeControl>,
     threads: Vec<JoinHandle<Result<(), NodeError>>>,
     states: Arc<Mutex<Vec<(usize, NodeState)>>>,
 }
 
 impl Followers {
     fn start(specs: Vec<NodeSpec>) -> Followers {
-        let (stop, states) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let (control, states) = (Arc::new(NodeControl::default()), Arc::new(Mutex::new(Vec::new())));
         let start = |spec: NodeSpec| {
-            let (stop, states) = (stop.clone(), states.clone());
+            let (control, states) = (control.clone(), states.clone());
             std::thread::spawn(move || {
                 let node = spec.place.rank;
-                follow(&spec, &stop, &mut |state| states.lock().expect("states").push((node, state)))
+                follow(&spec, &control, &mut |state| states.lock().expect("states").push((node, state)))
             })
         };
-        Followers { threads: specs.into_iter().map(start).collect(), stop, states }
+        Followers { threads: specs.into_iter().map(start).collect(), control, states }
     }
 
     /// After the leader has gone.
     fn end(self) {
-        self.stop.store(true, Ordering::SeqCst);
+        self.control.stop();
         for thread in self.threads {
             thread.join().expect("a node").expect("it was never refused");
         }
@@ -152,7 +153,7 @@ fn nodes_that_have_something_else_are_refused_and_say_what() {
         let mut node = others.remove(0);
         node.rendezvous = listening.address().to_string();
         change(&mut node);
-        follow(&node, &AtomicBool::new(false), &mut |_| {}).expect_err("it is refused").to_string()
+        follow(&node, &NodeControl::default(), &mut |_| {}).expect_err("it is refused").to_string()
     };
     let others = |node: &mut NodeSpec| node.facts = over_nodes(2, (4, 1)).2.remove(0).facts;
     assert!(refusal(others).contains("it has ranks 4 in stages 1, the leader 2 in stages 1"));
