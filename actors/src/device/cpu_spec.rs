@@ -1,7 +1,6 @@
 //! Lanes on cores of this host: of one device, or of a group of ranks that split them.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,7 +107,7 @@ impl CpuSpec {
         let (ways, links) = self.ways_of_target(&work)?;
         let (blocks, logit_rows) = (engine.target_blocks, limits.verify_logit_rows);
         let verify = lanes("verify", targets, ways, |pair| &pair.verify, blocks, logit_rows);
-        let (ways, blocks) = (self.ways_of_draft(), engine.draft.needs().blocks);
+        let (ways, blocks) = (self.ways_here(&self.draft), engine.draft.needs().blocks);
         let draft = lanes("draft", drafts, ways, |pair| &pair.draft, blocks, limits.draft_logit_rows);
         let mut build = lanes_of(draft, self.copies().is_some(), verify);
         links.into_iter().for_each(|link| joined_by(&mut build, link));
@@ -135,12 +134,7 @@ impl CpuSpec {
         }
     }
 
-    /// Those of the draft's, which are all here.
-    fn ways_of_draft(&self) -> Vec<Option<GroupWays>> {
-        self.ways_here(&self.draft)
-    }
-
-    /// Each rank's ways to those that have the other shards, if there are any.
+    /// Each rank's ways to those that have the other shards, if there are any: all of them are here.
     fn ways_here(&self, models: &[Arc<Model>]) -> Vec<Option<GroupWays>> {
         match models.first().map(|model| model.shard()) {
             Some(Shard { ranks, stages, .. }) if ranks > 1 => {
@@ -173,7 +167,7 @@ impl CpuSpec {
             if lane.drafts { (&self.draft, &pair.draft) } else { (&self.target, &pair.verify) };
         let (ranks, name) = (models.len(), if lane.drafts { "draft" } else { "verify" });
         let (ways, links) = match lane.drafts {
-            true => (self.ways_of_draft(), Vec::new()),
+            true => (self.ways_here(&self.draft), Vec::new()),
             false => self.ways_of_target(&SessionWork::Measure((*lane).into()))?,
         };
         let links = Arc::new(links);
@@ -196,10 +190,9 @@ impl CpuSpec {
         Ok(open.collect())
     }
 
-    /// The ranks of the target's group, and those of them that are here.
-    pub(crate) fn target_ranks(&self) -> (usize, Range<usize>) {
-        let all = self.target.first().map_or(1, |model| model.shard().ranks);
-        (all, self.nodes.as_ref().map_or(0..all, Nodes::own_ranks))
+    /// The ranks of the target's group, on all nodes.
+    pub(crate) fn target_ranks(&self) -> usize {
+        self.target.first().map_or(1, |model| model.shard().ranks)
     }
 }
 

@@ -402,26 +402,19 @@ impl PassLimits {
     /// The bounds of the draft lane's passes on a GPU.
     pub fn cuda_draft(&self, engine: &EngineConfig) -> CudaSizes {
         let needs = engine.draft.needs();
-        let sizes = self.cuda(engine, needs.blocks, self.draft_logit_rows);
         // Of each sequence the rows of its text, and those of its block: the ones that propose, and the others.
         let of_sequence = if needs.block.is_some() { 3 } else { 1 };
-        CudaSizes { max_chunks: engine.draft_chunks().saturating_mul(of_sequence), ..sizes }
+        CudaSizes {
+            blocks: needs.blocks,
+            max_logit_rows: self.draft_logit_rows,
+            max_chunks: engine.draft_chunks().saturating_mul(of_sequence),
+            ..self.cuda_verify(engine)
+        }
     }
 
     /// The bounds of the verify lane's passes on a GPU.
     pub fn cuda_verify(&self, engine: &EngineConfig) -> CudaSizes {
-        self.cuda(engine, engine.target_blocks, self.verify_logit_rows)
-    }
-
-    fn cuda(&self, engine: &EngineConfig, blocks: usize, max_logit_rows: usize) -> CudaSizes {
-        CudaSizes {
-            blocks,
-            max_rows: self.rows,
-            max_logit_rows,
-            max_chunks: engine.tuning.max_running,
-            max_sequences: engine.tuning.max_running,
-            max_context: engine.max_context,
-            max_prune_checkpoints: engine.target_layers,
-        }
+        // As other nodes make theirs.
+        self.verify_lane(engine, 1).cuda()
     }
 }

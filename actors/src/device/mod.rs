@@ -152,7 +152,7 @@ impl DeviceSpec {
     /// Ranks of the target's group, and of the draft's; 1 where a model is whole.
     pub fn ranks(&self) -> (usize, usize) {
         let (target, draft) = match self {
-            DeviceSpec::Cpu(spec) => (spec.target_ranks().0, spec.draft.len() / spec.copies().unwrap_or(1)),
+            DeviceSpec::Cpu(spec) => (spec.target_ranks(), spec.draft.len() / spec.copies().unwrap_or(1)),
             DeviceSpec::Cuda(spec) => {
                 let drafts = spec.ranks.iter().filter(|rank| rank.source().draft.is_some());
                 let ranks = spec.nodes.as_ref().map_or(spec.ranks.len(), Nodes::ranks);
