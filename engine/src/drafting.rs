@@ -425,14 +425,14 @@ impl Engine {
         }
     }
 
-    /// What catching up took of a plan that a round waited for is settled with the tokens that it is for.
-    fn invest(&mut self, plan: &DraftPlan) {
+    /// What catching up took of a plan that a round waited for, of so many seconds, is settled with the tokens that it is for.
+    fn invest(&mut self, plan: &DraftPlan, believed_s: f64) {
         let beyond = |chunk: &DraftChunk| chunk.rows.len().saturating_sub(ROUND_ROWS);
         let rows: usize = plan.chunks.iter().map(beyond).sum();
         if rows == 0 || plan.partition != Execution::Serial.partition() {
             return;
         }
-        let each_s = self.planner.invests(&self.draft_shape, rows, plan.outcome.took) / rows as f64;
+        let each_s = self.planner.invests(&self.draft_shape, rows, believed_s) / rows as f64;
         for chunk in &plan.chunks {
             let Some(to_come) = self.sequences.get(&chunk.seq).map(|sequence| self.to_come(sequence)) else {
                 self.planner.returns(each_s * beyond(chunk) as f64);
@@ -458,8 +458,8 @@ impl Engine {
         }
         self.totals.draft_passes += 1;
         self.totals.draft_time += outcome.took;
-        self.planner.waited_for_drafts(&self.draft_shape, outcome.took);
-        self.invest(&plan);
+        let believed_s = self.planner.waited_for_drafts(&self.draft_shape, outcome.took);
+        self.invest(&plan, believed_s);
         // The lane may have stopped early: what was timed is what came back.
         let steps = outcome.counts.iter().copied().max().unwrap_or(0);
         let PassShape { rows, sequences, .. } = self.draft_shape;

@@ -567,16 +567,20 @@ impl Planner {
         Some(Duration::from_secs_f64(draft.seconds(shape.rows, shape.reach) + further))
     }
 
-    /// A draft plan was done; a round waited for it if it had the whole device.
-    pub(crate) fn waited_for_drafts(&mut self, shape: &PassShape, took: Duration) {
+    /// A draft plan was done; a round waited for it if it had the whole device. Returns the seconds that it is believed to have taken.
+    pub(crate) fn waited_for_drafts(&mut self, shape: &PassShape, took: Duration) -> f64 {
+        let predicted = self.predicted_draft(shape).filter(|_| self.policy.traits().predicts);
+        let believed_s = self.overhead.believed_s(predicted, took);
         if shape.partition == PartitionId(0) {
-            self.steering.drafted(took.as_secs_f64());
+            self.steering.drafted(believed_s);
             self.overhead.drafted(took);
         }
+        believed_s
     }
 
-    /// Of a draft plan that took so long, the seconds of so many rows that caught up, as far as the account waits for what comes of them.
-    pub(crate) fn invests(&mut self, shape: &PassShape, rows: usize, took: Duration) -> f64 {
+    /// Of a draft plan that is believed to have taken so many seconds, those of so many rows that caught up, as far as the account waits for what
+    /// comes of them.
+    pub(crate) fn invests(&mut self, shape: &PassShape, rows: usize, believed_s: f64) -> f64 {
         let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) else {
             return 0.0;
         };
@@ -584,7 +588,7 @@ impl Planner {
         let caught_up_s = seconds(shape.rows) - seconds(shape.rows.saturating_sub(rows).max(1));
         let whole_s = self.predicted_draft(shape).unwrap_or_default().as_secs_f64();
         let share = (caught_up_s / whole_s.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0);
-        self.steering.invests(share * took.as_secs_f64())
+        self.steering.invests(share * believed_s)
     }
 
     /// So many of the seconds that were invested are to be settled: what they were for came, or never will.

@@ -46,7 +46,7 @@ fn backlog(partitions: &[PartitionCosts], acceptance: f64) -> Vec<Moment> {
     moments
 }
 
-/// Suspended and resumed, more than once; nothing drafted, verified or overlapped in between. How many passes were overlapped before.
+/// Suspended more than once, and resumed in between; nothing drafted, verified or overlapped in between. How many passes were overlapped before.
 fn suspends_and_resumes(partitions: &[PartitionCosts], acceptance: f64) -> usize {
     let moments = backlog(partitions, acceptance);
     let (suspended, active): (Vec<&Moment>, Vec<&Moment>) =
@@ -59,7 +59,7 @@ fn suspends_and_resumes(partitions: &[PartitionCosts], acceptance: f64) -> usize
     let turns = |from: bool| {
         moments.windows(2).filter(|pair| pair[0].suspended == from && pair[1].suspended != from).count()
     };
-    assert!(turns(false) > 1 && turns(true) > 1, "{acceptance}: {} and {}", turns(false), turns(true));
+    assert!(turns(false) > 1 && turns(true) > 0, "{acceptance}: {} and {}", turns(false), turns(true));
     // Not for nothing: once there is credit it is tried again.
     let resumed = moments.windows(2).position(|pair| pair[0].suspended && !pair[1].suspended).expect("turns");
     assert!(moments[resumed + 1].credit_s > 0.0);
