@@ -100,7 +100,7 @@ impl Engine {
         self.take_offers();
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
-        let (mut prompt_rows, mut due) = (0, (0, f64::INFINITY));
+        let (mut prompt_rows, mut prompts, mut due) = (0, 0, (0, f64::INFINITY));
         let costs = self.planner.costs_by_length(self.running.len());
         // Tokens that a sequence gets of a pass, in the mean.
         let Totals { output_tokens, accepted_tokens, .. } = self.totals;
@@ -115,6 +115,7 @@ impl Engine {
                 continue;
             }
             prompt_rows += sequence.uncomputed();
+            prompts += 1;
             let left = sequence.first_token_due().and_then(|due| due.checked_sub(self.now));
             if let Some(left) = left {
                 on_target.prompt(sequence.uncomputed(), left.as_secs_f64());
@@ -125,7 +126,7 @@ impl Engine {
         }
         let sequences = scratch.candidates.len();
         let most = self.tuning.max_prefill_rows;
-        let displaced = self.planner.look(&Waiting { prompt_rows, sequences, most, due, on_target });
+        let displaced = self.planner.look(&Waiting { prompt_rows, prompts, sequences, most, due, on_target });
         let (rows, prefill_rows) = self.room(sequences, prompt_rows);
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         self.planner.plan(&batch, &mut scratch.lengths);

@@ -23,6 +23,9 @@ const LEAST_PREFILL: usize = 4;
 /// The displaced share grows with the time of the rows of prompts that wait, to one at so many seconds, but never beyond the latter: what decodes
 /// first ends first, which is better for the mean than that everyone begins.
 const WAITING_S: f64 = 0.4;
+/// It grows with the prompts that wait for each sequence that decodes too, to one at so many: where passes are short, few rows are many prompts, and
+/// who decodes would be alone for long, with rows that nobody else could fill.
+const WAITING_EACH: f64 = 2.0;
 const MOST_DISPLACED: f64 = 0.9;
 
 /// The share of a pass that one sequence fewer that decodes is worth where rows of prompts are displaced. While more comes than can be served, what was
@@ -89,6 +92,8 @@ impl Sizes {
 pub(crate) struct Waiting {
     /// Rows of prompts that were admitted. What waits for KV is not among them: it comes no sooner if passes are shorter.
     pub(crate) prompt_rows: usize,
+    /// Those prompts.
+    pub(crate) prompts: usize,
     /// Sequences that decode.
     pub(crate) sequences: usize,
     /// Rows of prompts that a pass takes at most, if that was set.
@@ -246,7 +251,11 @@ impl Steering {
                 let bound = verify.row_seconds(size) < BOUND * row_s;
                 let most = if bound { 1.0 } else { MOST_DISPLACED };
                 let hold_s = HOLD * verify.seconds(fits + waiting.sequences, Reach::NONE);
-                self.displaced = Displaced { row_s, share: (waiting_s / WAITING_S).min(most), hold_s };
+                let beyond =
+                    waiting.prompt_rows.saturating_sub(fits) as f64 / waiting.prompt_rows.max(1) as f64;
+                let each = beyond * waiting.prompts as f64 / waiting.sequences.max(1) as f64;
+                let share = (waiting_s / WAITING_S).max(each / WAITING_EACH).min(most);
+                self.displaced = Displaced { row_s, share, hold_s };
             }
             let on_target = &waiting.on_target;
             if self.sized && on_target.held > 0 {
@@ -451,6 +460,7 @@ mod tests {
         let mut rows = |due_s| {
             let waiting = Waiting {
                 prompt_rows: 1000,
+                prompts: 1,
                 sequences: 10,
                 most: None,
                 due: (1000, due_s),
@@ -464,6 +474,27 @@ mod tests {
         // 1,000 rows take more than 0.1 s.
         assert_eq!(rows(0.05), (2048, usize::MAX));
         assert_eq!(rows(10.0), (size, prefill));
+    }
+
+    #[test]
+    fn many_prompts_that_wait_displace_though_their_rows_are_few() {
+        let costs = costs();
+        let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
+        let mut share = |prompts, sequences| {
+            let waiting = Waiting {
+                prompt_rows: 900,
+                prompts,
+                sequences,
+                most: None,
+                due: (0, f64::INFINITY),
+                on_target: OnTarget::default(),
+            };
+            steering.look(&waiting, Some(&costs)).share
+        };
+        // A pass takes some 500 of 900 rows; the others take some 50 ms.
+        let (one, many) = (share(1, 32), share(32, 8));
+        assert!(one < 0.2 && many > 0.8, "{one} {many}");
+        assert!((share(32, 64) - share(1, 64)).abs() < 0.2);
     }
 
     #[test]
@@ -490,8 +521,14 @@ mod tests {
                 (0..4).for_each(|_| on_target.decodes(within_s));
             }
             (0..3).for_each(|_| on_target.prompt(1000, due_s));
-            let waiting =
-                Waiting { prompt_rows: 9000, sequences: 4, most: None, due: (1000, due_s), on_target };
+            let waiting = Waiting {
+                prompt_rows: 9000,
+                prompts: 3,
+                sequences: 4,
+                most: None,
+                due: (1000, due_s),
+                on_target,
+            };
             steering.look(&waiting, Some(&costs));
             steering.view(true).pass_rows
         };
@@ -575,6 +612,7 @@ mod tests {
             for _ in 0..1000 {
                 let waiting = Waiting {
                     prompt_rows: 100_000,
+                    prompts: 100,
                     sequences,
                     most: None,
                     due: (0, f64::INFINITY),
