@@ -6,7 +6,8 @@ use std::mem::offset_of;
 use faser_gpu_check::Load;
 use faser_kernels::cuda::{
     ActivateArgs, AttentionArgs, CompactRowsArgs, ConfidenceArgs, DrawArgs, EmbedArgs, GatherRowsArgs,
-    LogitStatsArgs, MatmulArgs, PickArgs, QkvArgs, RmsNormArgs,
+    LogitStatsArgs, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs, PickArgs, QkvArgs,
+    RmsNormArgs,
 };
 
 /// Positions that attention takes at once.
@@ -29,10 +30,12 @@ pub(crate) enum Work {
         read: f64,
         written: f64,
     },
+    /// `tails`: what its last blocks do behind it.
     Product {
         read: f64,
         written: f64,
         operations: f64,
+        tails: f64,
     },
     /// Its blocks go through so many stages.
     Attention {
@@ -40,6 +43,7 @@ pub(crate) enum Work {
         written: f64,
         operations: f64,
         stages: f64,
+        tails: f64,
     },
     HostCopy {
         bytes: f64,
@@ -98,6 +102,7 @@ impl Step {
                     read: element * (inputs * outputs + rows * inputs) + number(4) * out,
                     written: out,
                     operations: 2.0 * rows * inputs * outputs,
+                    tails: 0.0,
                 }
             }
             "send" | "fetch" => Work::HostCopy { bytes: number(0) },
@@ -146,6 +151,13 @@ impl Args {
     }
 }
 
+// The product's arguments stand first.
+const _: () = assert!(
+    offset_of!(MatmulActivateArgs, product) == 0
+        && offset_of!(MatmulNormArgs, product) == 0
+        && offset_of!(MatmulHeadsArgs, product) == 0
+);
+
 /// What a kernel in bf16 does.
 ///
 /// # Panics
@@ -166,20 +178,34 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
             let cols = args.at(offset_of!(RmsNormArgs, cols));
             moves(all, F32 * cols, HELD * cols)
         }
-        "matmul_8_bf16" | "matmul_16_bf16" => {
-            // Of a pass with more rows, it has those that get a token.
-            let all = all.min(if kernel == "matmul_8_bf16" { 8.0 } else { 16.0 });
+        _ if kernel.starts_with("matmul_") => {
+            let (most, what) = if let Some(what) = kernel.strip_prefix("matmul_8_") {
+                (8.0, what)
+            } else {
+                (16.0, &kernel[10..])
+            };
+            // Of a pass with more rows, it has those that get a token. The product's arguments stand first.
+            let all = all.min(most);
             let [inputs, outputs, add] = [
                 offset_of!(MatmulArgs, inputs),
                 offset_of!(MatmulArgs, outputs),
                 offset_of!(MatmulArgs, add),
             ]
             .map(|at| args.at(at));
-            let out = F32 * all * outputs;
+            let out = all * outputs;
+            let (written, tails) = match what {
+                "bf16" => (F32 * out, 0.0),
+                // Gate and up are one number, and rounded.
+                "activate" => (HELD * out / 2.0, 0.0),
+                "norm" => ((F32 + HELD) * out, 1.0),
+                "heads" => (F32 * out, 1.0),
+                what => panic!("a product with {what} is not known here: what does it write?"),
+            };
             Work::Product {
-                read: HELD * (inputs * outputs + all * inputs) + add * out,
-                written: out,
+                read: HELD * (inputs * outputs + all * inputs) + add * F32 * out,
+                written,
                 operations: 2.0 * all * inputs * outputs,
+                tails,
             }
         }
         "qkv_bf16" => {
@@ -205,10 +231,9 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 written: all * heads * dim * found,
                 operations: 4.0 * rows.seen() * heads * dim,
                 stages: (split.min(context) / STAGE_POSITIONS).ceil(),
+                tails: f64::from(u8::from(splits > 1.0)),
             }
         }
-        // As much as attention has left of its splits.
-        "merge_splits_bf16" => moves(all, 0.0, 0.0),
         "activate_bf16" => {
             let cols = args.at(offset_of!(ActivateArgs, cols));
             moves(all, F32 * cols * (1.0 + args.at(offset_of!(ActivateArgs, gated))), HELD * cols)

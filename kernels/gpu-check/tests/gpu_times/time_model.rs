@@ -4,6 +4,7 @@
 //!   product   = ramp + max(read / (STREAMING x bandwidth), operations / rate) + written / (STREAMING x bandwidth)
 //!   attention = ramp + max(bytes / (STREAMING x bandwidth), operations / rate, stages)
 //!   others    = ramp + bytes / (STREAMING x bandwidth)
+//!   a tail    = ramp, as of a kernel of its own: what the last blocks of a kernel do behind it
 //!   begins    = max(the host has asked for it, the one before has ended + GAP)
 //! ```
 //!
@@ -83,14 +84,14 @@ pub(crate) fn takes(gpu: &Gpu, step: &Step) -> f64 {
     let of_operations = |operations: f64, share: f64| operations / (share * gpu.flops) * 1e6;
     match step.work {
         Work::Moves { read, written } => RAMP + of_bytes(read + written),
-        Work::Product { read, written, operations } => {
+        Work::Product { read, written, operations, tails } => {
             let busy = f64::max(of_bytes(read), of_operations(operations, PRODUCTS));
             // A tile is written when all of it is summed: no other work of its SM is assumed to hide that.
-            RAMP_OF_PRODUCT + busy + of_bytes(written)
+            RAMP_OF_PRODUCT + busy + of_bytes(written) + tails * RAMP
         }
-        Work::Attention { read, written, operations, stages } => {
+        Work::Attention { read, written, operations, stages, tails } => {
             let busy = f64::max(of_bytes(read + written), of_operations(operations, ATTENTION));
-            RAMP + f64::max(busy, stages * STAGE)
+            RAMP + f64::max(busy, stages * STAGE) + tails * RAMP
         }
         Work::HostCopy { bytes } => RAMP + bytes / HOST_COPY * 1e6,
         Work::Collective { bytes, ranks, sums } => {
