@@ -2,7 +2,7 @@
 // a query (one head of one row) and a split of the positions. Any type, any head of up to 256: for tests, and where
 // attention_mma.cu has no size. The arguments are the same.
 //
-// A split is a range of positions, the same for all rows; what each split found is merged by merge_splits.cu. A row that
+// A split is a range of positions, the same for all rows; the last block of a tile merges what each split found. A row that
 // lies in one split alone is finished at once.
 struct Tile { u32 chunk, first_query; };
 struct AttentionArgs {
@@ -16,6 +16,7 @@ struct AttentionArgs {
     float *sums; // [row][head][split][head_dim]
     float2 *stats; // [row][head][split]: largest score, sum of exponentials
     const float *sinks; // [heads]: a score more in every softmax, with no value; none: null
+    u32 *tickets; // [tile][kv_head]: 0
     u32 q_stride, table_stride, heads, kv_heads, head_dim, window, first, split, splits;
     float scale, soft_cap; // no cap: 0
 };
@@ -30,6 +31,7 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
     const Chunk chunk = a.chunks[tile.chunk];
     const u32 group = a.heads / a.kv_heads, kv_head = blockIdx.y, dim = a.head_dim;
     const u32 *table = a.tables + (size_t)tile.chunk * a.table_stride;
+    if (tile.first_query >= chunk.rows * group) return;
     const u32 last = chunk.rows * group < tile.first_query + QUERIES ? chunk.rows * group : tile.first_query + QUERIES;
     for (u32 query = tile.first_query + warp(); query < last; query += 4) {
         const u32 r = chunk.first + query / group, head = kv_head * group + query % group;
@@ -89,6 +91,7 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
             a.stats[place] = found;
         }
     }
+    merge_tile<T, QUERIES>(a);
 }
 KERNEL(128, 64) attention_f32(AttentionArgs a) { attention<float>(a); }
 KERNEL(128, 64) attention_bf16(AttentionArgs a) { attention<bf16>(a); }

@@ -4,7 +4,7 @@
 // head, so that keys are read once for all of them) and one split of the positions. Keys and values of 64 positions come
 // by cp.async, page by page, STAGES of them under way. Four warps: QUERIES / 16 split the queries, the rest the positions of a
 // stage; at the end those of different positions are added in the order of their warps. Scores and sums are f32, the
-// exponentials go into the second product as bf16.
+// exponentials go into the second product as bf16. The last block of a tile merges what its splits found.
 struct Tile { u32 chunk, first_query; };
 struct AttentionArgs {
     const float *q; // [rows][q_stride], heads side by side
@@ -17,6 +17,7 @@ struct AttentionArgs {
     float *sums; // [row][head][split][head_dim]
     float2 *stats; // [row][head][split]: largest score, sum of exponentials
     const float *sinks; // [heads]: a score more in every softmax, with no value; none: null
+    u32 *tickets; // [tile][kv_head]: 0
     u32 q_stride, table_stride, heads, kv_heads, head_dim, window, first, split, splits;
     float scale, soft_cap; // no cap: 0
 };
@@ -43,13 +44,19 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
     }
 
     static __device__ __forceinline__ void run(const AttentionArgs &a) {
-        DYNAMIC_SHARED(bytes);
-        bf16 *stages = (bf16 *)bytes;
         const Tile tile = a.tiles[blockIdx.z];
         if (tile.chunk == NOTHING) return;
         const Chunk chunk = a.chunks[tile.chunk];
         const u32 group = a.heads / a.kv_heads, queries = chunk.rows * group;
         if (tile.first_query >= queries) return;
+        attend(a, tile, chunk, group, queries);
+        merge_tile<bf16, QUERIES>(a);
+    }
+
+    // One split.
+    static __device__ __forceinline__ void attend(const AttentionArgs &a, const Tile &tile, const Chunk &chunk, u32 group, u32 queries) {
+        DYNAMIC_SHARED(bytes);
+        bf16 *stages = (bf16 *)bytes;
         const u32 *table = a.tables + (size_t)tile.chunk * a.table_stride;
 
         // What any row of the tile sees of this split.
@@ -213,7 +220,7 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
             }
             if (!alone && lane() == 0) {
                 float2 found;
-                found.x = top * LN_2; // merge_splits has natural exponents
+                found.x = top * LN_2; // what merges has natural exponents
                 found.y = sum;
                 a.stats[place] = found;
             }

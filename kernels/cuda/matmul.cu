@@ -4,6 +4,9 @@
 // bf16: tensor cores with the weights as the large operand, 16 outputs of a block, up to 8 rows (or 16) as the small one. Eight warps
 // split the inputs and are added in their order. A thread reads 16 bytes of weights at a time and takes the
 // eight inputs of them in two products: in which order a product counts its inputs does not matter, if both operands do alike.
+//
+// What follows a product row by row, it does itself in bf16 (tails.cuh): the activation, where gate and up of the same columns are one tile; bias, norm, rotation and store
+// of a head, by the block that writes its last outputs; the norm that begins the next branch, by the block that writes the last tile of all.
 struct MatmulArgs {
     const void *x; // [rows][inputs] of the type of w
     const void *w;
@@ -28,23 +31,27 @@ DEVICE uint4 load_or_zero(const bf16 *at, bool wanted) {
     return wanted ? *(const uint4 *)at : zero;
 }
 
-// TILES times eight rows.
-template <u32 TILES> DEVICE void matmul_bf16(const MatmulArgs &a) {
+// TILES times eight rows. `write` gets each sum: row, output, and of a GATED product, whose second half of outputs stands beside the first, the sum of the opposite one.
+// `after` gets each tile that is written, for all threads.
+template <u32 TILES, bool GATED, typename Write, typename After> DEVICE void matmul_bf16(const MatmulArgs &a, const Write &write, const After &after) {
     __shared__ float parts[WARPS][TILES][4][WARP];
     const u32 rows = *a.rows, g = lane() / 4, t = lane() % 4;
     if (!rows) return; // a step in which nothing drafts any more reads no weights
     const u32 steps = a.inputs / STEP, each = (steps + WARPS - 1) / WARPS;
     const u32 first = warp() * each, last = first + each < steps ? first + each : steps;
-    for (u32 tile = blockIdx.x; tile * OUTPUTS < a.outputs; tile += gridDim.x) {
-        const u32 output = tile * OUTPUTS + g;
-        const bool upper = output < a.outputs, lower = output + 8 < a.outputs;
+    // Outputs of a tile that are written, of all, and how far behind its first eight the others lie.
+    constexpr u32 OWN = GATED ? OUTPUTS / 2 : OUTPUTS, SUMS = GATED ? 2 : 4;
+    const u32 all = GATED ? a.outputs / 2 : a.outputs, behind = GATED ? all : 8;
+    for (u32 tile = blockIdx.x; tile * OWN < all; tile += gridDim.x) {
+        const u32 output = tile * OWN + g;
+        const bool upper = output < all, lower = GATED ? upper : output + 8 < all;
         const bf16 *w = (const bf16 *)a.w + (size_t)(upper ? output : 0) * a.inputs + t * 8;
         const bf16 *x = (const bf16 *)a.x + (size_t)g * a.inputs + t * 8;
         float c[TILES][4] = {};
 #pragma unroll (4 / TILES)
         for (u32 step = first; step < last; step++) {
             const uint4 w0 = load_once(w + step * STEP);
-            const uint4 w1 = load_once(w + (lower ? (size_t)8 * a.inputs : 0) + step * STEP);
+            const uint4 w1 = load_once(w + (lower ? (size_t)behind * a.inputs : 0) + step * STEP);
             const u32 near[4] = {w0.x, w1.x, w0.y, w1.y}, far[4] = {w0.z, w1.z, w0.w, w1.w};
 #pragma unroll
             for (u32 n = 0; n < TILES; n++) {
@@ -57,19 +64,69 @@ template <u32 TILES> DEVICE void matmul_bf16(const MatmulArgs &a) {
             for (u32 i = 0; i < 4; i++) parts[warp()][n][i][lane()] = c[n][i];
         }
         __syncthreads();
-        // Element i of a thread's four: output g or g + 8, row 2 t or 2 t + 1.
-        for (u32 place = threadIdx.x; place < TILES * 4 * WARP; place += blockDim.x) {
-            const u32 n = place / (4 * WARP), i = place / WARP % 4, l = place % WARP;
-            const u32 r = n * 8 + l % 4 * 2 + i % 2, at = tile * OUTPUTS + l / 4 + i / 2 * 8;
-            float sum = 0.0f;
+        // Element i of a thread's four: output g or behind it, row 2 t or 2 t + 1.
+        for (u32 place = threadIdx.x; place < TILES * SUMS * WARP; place += blockDim.x) {
+            const u32 n = place / (SUMS * WARP), i = place / WARP % SUMS, l = place % WARP;
+            const u32 r = n * 8 + l % 4 * 2 + i % 2, at = tile * OWN + l / 4 + i / 2 * 8;
+            float sum = 0.0f, opposite = 0.0f;
             for (u32 p = 0; p < WARPS; p++) sum += parts[p][n][i][l];
-            if (r < rows && at < a.outputs) finish(a, r, at, sum);
+            if (GATED) for (u32 p = 0; p < WARPS; p++) opposite += parts[p][n][i + 2][l];
+            if (r < rows && at < all) write(r, at, sum, opposite);
         }
         __syncthreads(); // the parts have been read
+        after(tile);
     }
 }
-KERNEL(256, 64) matmul_8_bf16(MatmulArgs a) { matmul_bf16<1>(a); }
-KERNEL(256, 80) matmul_16_bf16(MatmulArgs a) { matmul_bf16<2>(a); }
+
+template <u32 TILES> DEVICE void matmul_alone(const MatmulArgs &a) {
+    matmul_bf16<TILES, false>(a, [&](u32 r, u32 at, float sum, float) { finish(a, r, at, sum); }, [](u32) {});
+}
+KERNEL(256, 64) matmul_8_bf16(MatmulArgs a) { matmul_alone<1>(a); }
+KERNEL(256, 80) matmul_16_bf16(MatmulArgs a) { matmul_alone<2>(a); }
+
+// Gate and up to what the activation makes of them: `out` is bf16, [rows][half of the outputs].
+struct MatmulActivateArgs { MatmulArgs product; u32 activation; };
+template <u32 TILES> DEVICE void matmul_activate(const MatmulActivateArgs &given) {
+    const MatmulArgs &a = given.product;
+    const u32 cols = a.outputs / 2;
+    const auto write = [&](u32 r, u32 at, float gate, float up) {
+        if (a.bias) gate += a.bias[at], up += a.bias[cols + at];
+        ((bf16 *)a.out)[(size_t)r * cols + at] = Of<bf16>::round(activation(given.activation, gate) * gated_by(given.activation, up));
+    };
+    matmul_bf16<TILES, true>(a, write, [](u32) {});
+}
+KERNEL(256, 64) matmul_8_activate(MatmulActivateArgs a) { matmul_activate<1>(a); }
+KERNEL(256, 80) matmul_16_activate(MatmulActivateArgs a) { matmul_activate<2>(a); }
+
+// A product whose rows are normalised when all of them is there; one ticket.
+struct MatmulNormArgs { MatmulArgs product; RmsNormArgs norm; u32 *tickets; };
+template <u32 TILES> DEVICE void matmul_norm(const MatmulNormArgs &given) {
+    __shared__ float shared[32];
+    const MatmulArgs &a = given.product;
+    const auto after = [&](u32) {
+        if (!is_last(given.tickets, (a.outputs + OUTPUTS - 1) / OUTPUTS)) return;
+        const u32 rows = *a.rows;
+        for (u32 r = 0; r < rows; r++) norm_row<bf16, false>(given.norm, r, shared);
+    };
+    matmul_bf16<TILES, false>(a, [&](u32 r, u32 at, float sum, float) { finish(a, r, at, sum); }, after);
+}
+KERNEL(256, 64) matmul_8_norm(MatmulNormArgs a) { matmul_norm<1>(a); }
+KERNEL(256, 80) matmul_16_norm(MatmulNormArgs a) { matmul_norm<2>(a); }
+
+// Queries, keys and values, each head finished when all of it is there; a ticket for each head, whose outputs are whole tiles.
+struct MatmulHeadsArgs { MatmulArgs product; QkvArgs heads; u32 *tickets; };
+template <u32 TILES> DEVICE void matmul_heads(const MatmulHeadsArgs &given) {
+    const MatmulArgs &a = given.product;
+    const auto after = [&](u32 tile) {
+        const u32 tiles = given.heads.head_dim / OUTPUTS, head = tile / tiles;
+        if (!is_last(given.tickets + head, tiles)) return;
+        const u32 rows = *a.rows;
+        for (u32 r = warp(); r < rows; r += WARPS) finish_head<bf16>(given.heads, r, head);
+    };
+    matmul_bf16<TILES, false>(a, [&](u32 r, u32 at, float sum, float) { finish(a, r, at, sum); }, after);
+}
+KERNEL(256, 64) matmul_8_heads(MatmulHeadsArgs a) { matmul_heads<1>(a); }
+KERNEL(256, 80) matmul_16_heads(MatmulHeadsArgs a) { matmul_heads<2>(a); }
 
 // f32, for tests: a warp for an output of a row.
 KERNEL(256, 48) matmul_f32(MatmulArgs a) {

@@ -81,7 +81,7 @@ impl Shape {
         let positions: Vec<u32> = (0..total).map(|row| (context - rows + row % rows) as u32).collect();
         let (positions, chunks) =
             (arena.put(&positions), arena.put(&(0..sequences).map(chunk).collect::<Vec<_>>()));
-        let (tiles_at, count) = (arena.put(&tiles), arena.put(&[total as u32]));
+        let (tiles_at, tickets) = (arena.put(&tiles), buffer(tiles.len() * KV_HEADS * 4)?);
         lane.send(&mut arena)?;
         let took = seconds(lane, setting.small, &mut |lane, run| {
             let layer = run % layers * cache * 2;
@@ -97,6 +97,7 @@ impl Shape {
                 sums: sums.ptr(),
                 stats: stats.ptr(),
                 sinks: Ptr::NULL,
+                tickets: tickets.ptr(),
                 q_stride: (heads * HEAD_DIM) as u32,
                 table_stride: blocks as u32,
                 heads: heads as u32,
@@ -109,8 +110,7 @@ impl Shape {
                 scale: (HEAD_DIM as f32).sqrt().recip(),
                 soft_cap: 0.0,
             };
-            lane.launch(&args.launch(element, queries, stages, tiles.len() as u32))?;
-            args.merge(element, count, total as u32, sms).map_or(Ok(()), |merge| lane.launch(&merge))
+            lane.launch(&args.launch(element, queries, stages, tiles.len() as u32))
         })?;
         Ok(((sequences * context * KV_HEADS * HEAD_DIM * 2 * 2) as f64, took))
     }

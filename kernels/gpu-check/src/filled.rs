@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use faser_kernels::cuda::{CudaLane, Element, Gpu, Share};
 use faser_models::cuda::CudaModel;
-use faser_models::{ModelConfig, ModelError};
+use faser_models::{ModelConfig, ModelError, Shard};
 
 use super::probes::{self, FillArgs};
 
@@ -19,7 +19,7 @@ pub(crate) fn filled(gpu: &Arc<Gpu>, config: ModelConfig, element: Element) -> R
     probes::load(gpu)?;
     let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
     let mut seed = 0;
-    let model = CudaModel::filled(gpu, config, element, |buffer, element| {
+    let model = CudaModel::filled(gpu, (config, Shard::WHOLE), element, |buffer, element| {
         seed += 1;
         let count = buffer.bytes() / element.bytes();
         let fill = FillArgs::new(element, buffer.ptr(), count, seed << 40, LARGEST);

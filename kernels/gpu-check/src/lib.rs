@@ -35,6 +35,7 @@ pub use probes::FILES;
 pub use products::products;
 pub use rates::rates;
 pub use split::split;
+pub use timed_lanes::Load;
 pub use whole_service::{lost, tokens};
 
 use std::error::Error;

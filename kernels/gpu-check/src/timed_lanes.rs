@@ -61,17 +61,18 @@ pub(super) const ELEMENT: Element = Element::Bf16;
 
 /// Sequences of one length, with the same number of rows each at their end.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Load {
-    pub(super) sequences: usize,
+pub struct Load {
+    /// How many.
+    pub sequences: usize,
     /// Of a verify pass: the anchor and its proposals.
-    pub(super) rows: usize,
+    pub rows: usize,
     /// Tokens of each.
-    pub(super) context: usize,
+    pub context: usize,
 }
 
 impl Load {
     /// Bytes of keys and values that a pass reads.
-    pub(super) fn kv_bytes(&self, config: &ModelConfig) -> f64 {
+    pub fn kv_bytes(&self, config: &ModelConfig) -> f64 {
         (self.sequences * self.context * config.layers.len() * 2 * config.kv_width() * ELEMENT.bytes()) as f64
     }
 
@@ -81,7 +82,7 @@ impl Load {
     }
 
     /// What a lane must have for it.
-    pub(super) fn sizes(&self) -> CudaSizes {
+    pub fn sizes(&self) -> CudaSizes {
         let rows = self.sequences * self.rows;
         CudaSizes {
             blocks: self.sequences * self.blocks_each(),
@@ -106,7 +107,7 @@ impl Load {
     }
 
     /// The verify pass of it; the first one admits the sequences.
-    pub(super) fn verify(&self, step: u64, partition: usize) -> VerifyWork {
+    pub fn verify(&self, step: u64, partition: usize) -> VerifyWork {
         let mut plan = VerifyPlan { step, partition: PartitionId(partition), ..VerifyPlan::default() };
         if step == 0 {
             plan.admit = self.admit();
@@ -128,8 +129,17 @@ impl Load {
         VerifyWork { requests: greedy(plan.admit.len()), plan }
     }
 
+    /// The last rows of prompts, of which the last one gets a token; the first pass admits the sequences.
+    pub fn prefill(&self, step: u64, partition: usize) -> VerifyWork {
+        let mut work = self.verify(step, partition);
+        for chunk in &mut work.plan.chunks {
+            (chunk.start, chunk.proposals) = (self.context - self.rows, 0);
+        }
+        work
+    }
+
     /// A draft plan of so many steps; the first one admits the sequences.
-    pub(super) fn draft(&self, step: u64, partition: usize, steps: usize) -> DraftWork {
+    pub fn draft(&self, step: u64, partition: usize, steps: usize) -> DraftWork {
         let mut plan = DraftPlan { step, partition: PartitionId(partition), ..DraftPlan::default() };
         if step == 0 {
             plan.admit = self.admit();

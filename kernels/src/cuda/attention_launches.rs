@@ -1,6 +1,6 @@
 //! Launches of attention, and how its work is cut into tiles of queries and splits of positions.
 
-use super::launch::{BLOCK_SIZE, Element, Launch, NOTHING, Ptr, strided};
+use super::launch::{BLOCK_SIZE, Element, Launch, NOTHING, Ptr};
 
 /// Most splits of a row's positions.
 pub const ATTENTION_SPLITS: u32 = 16;
@@ -67,7 +67,7 @@ impl AttentionPlan {
     }
 }
 
-/// Attention of all rows of a pass in one layer; [`AttentionArgs::merge`] follows.
+/// Attention of all rows of a pass in one layer; the last block of a tile merges what its splits found.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionArgs {
@@ -93,6 +93,8 @@ pub struct AttentionArgs {
     pub stats: Ptr,
     /// f32 `[heads]`: a score more in every softmax, which has no value; or null.
     pub sinks: Ptr,
+    /// u32 `[tiles][kv_heads]`: 0, and 0 again afterwards.
+    pub tickets: Ptr,
     /// f32 between rows of `q`.
     pub q_stride: u32,
     /// Blocks of a table.
@@ -123,6 +125,9 @@ impl AttentionArgs {
     pub fn on_tensor_cores(element: Element, head_dim: u32) -> bool {
         element == Element::Bf16 && matches!(head_dim, 32 | 64 | 128)
     }
+
+    /// Queries of the smallest tiles.
+    pub const FEWEST_QUERIES: usize = 16;
 
     /// Queries of a tile where the largest chunk has `most` queries for a key head: rows times heads that share it.
     #[must_use]
@@ -185,46 +190,6 @@ impl AttentionArgs {
         launch.shared_bytes = Self::shared_bytes(element, dim, stages);
         launch
     }
-
-    /// The merge of the splits, to be launched after it; nothing to do, and none, where there is one split alone.
-    #[must_use]
-    pub fn merge(&self, element: Element, rows: Ptr, most_rows: u32, sms: u32) -> Option<Launch<MergeArgs>> {
-        let args = MergeArgs {
-            sums: self.sums,
-            stats: self.stats,
-            positions: self.positions,
-            sinks: self.sinks,
-            out: self.out,
-            rows,
-            heads: self.heads,
-            head_dim: self.head_dim,
-            window: self.window,
-            first: self.first,
-            split: self.split,
-            splits: self.splits,
-        };
-        let blocks = strided((most_rows * self.heads).div_ceil(4), sms, 16);
-        let kernel = element.choose("merge_splits_f32", "merge_splits_bf16");
-        (self.splits > 1).then(|| Launch::new(kernel, [blocks, 1, 1], 128, args))
-    }
-}
-
-/// What [`AttentionArgs::merge`] launches with.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct MergeArgs {
-    sums: Ptr,
-    stats: Ptr,
-    positions: Ptr,
-    sinks: Ptr,
-    out: Ptr,
-    rows: Ptr,
-    heads: u32,
-    head_dim: u32,
-    window: u32,
-    first: u32,
-    split: u32,
-    splits: u32,
 }
 
 // Tiles of the plain kernel walk blocks of positions, those of the other whole blocks.

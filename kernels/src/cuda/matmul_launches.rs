@@ -1,6 +1,7 @@
-//! Launches of the products of few rows.
+//! Launches of the products of few rows, and of those that do what follows them too.
 
 use super::launch::{Element, Launch, Ptr, strided};
+use super::row_launches::{QkvArgs, RmsNormArgs};
 
 /// `out = x w^T + bias`, added to what `out` holds if asked.
 #[repr(C)]
@@ -38,10 +39,92 @@ impl MatmulArgs {
             let blocks = strided((most_rows * self.outputs).div_ceil(8), sms, 8);
             return Launch::new("matmul_f32", [blocks, 1, 1], 256, self);
         }
-        assert!(most_rows <= Self::MOST_ROWS, "matmul: {most_rows} rows");
-        assert!(self.inputs.is_multiple_of(32), "matmul: {} inputs", self.inputs);
-        let kernel = if most_rows <= 8 { "matmul_8_bf16" } else { "matmul_16_bf16" };
-        Launch::new(kernel, [strided(self.outputs.div_ceil(16), sms, 8), 1, 1], 256, self)
+        self.tensor(["matmul_8_bf16", "matmul_16_bf16"], most_rows, sms, self)
+    }
+
+    /// Whether there is a kernel in bf16 for so many rows, of so many inputs.
+    #[must_use]
+    pub fn fits(most_rows: u32, inputs: u32) -> bool {
+        most_rows <= Self::MOST_ROWS && inputs.is_multiple_of(32)
+    }
+
+    /// Outputs of a block.
+    const TILE: u32 = 16;
+
+    /// On tensor cores, by the kernel for up to 8 or for up to 16 rows.
+    fn tensor<A>(self, kernels: [&'static str; 2], most_rows: u32, sms: u32, args: A) -> Launch<A> {
+        assert!(Self::fits(most_rows, self.inputs), "matmul: {most_rows} rows of {} inputs", self.inputs);
+        let kernel = kernels[usize::from(most_rows > 8)];
+        Launch::new(kernel, [strided(self.outputs.div_ceil(Self::TILE), sms, 8), 1, 1], 256, args)
+    }
+}
+
+/// Gate and up to what the activation makes of them, in bf16.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MatmulActivateArgs {
+    /// Gates, then what they gate; `out` is bf16, `[rows][half of the outputs]`. Nothing is added to.
+    pub product: MatmulArgs,
+    /// Its place in [`crate::ops::Activation::ALL`].
+    pub activation: u32,
+}
+
+impl MatmulActivateArgs {
+    /// # Panics
+    /// As [`MatmulArgs::launch`] in bf16.
+    #[must_use]
+    pub fn launch(self, most_rows: u32, sms: u32) -> Launch<MatmulActivateArgs> {
+        let kernels = ["matmul_8_activate", "matmul_16_activate"];
+        self.product.tensor(kernels, most_rows, sms, self)
+    }
+}
+
+/// A product in bf16, and the norm of its rows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MatmulNormArgs {
+    /// The product.
+    pub product: MatmulArgs,
+    /// What is then done with its rows; `out` is bf16.
+    pub norm: RmsNormArgs,
+    /// u32: 0, and 0 again afterwards.
+    pub tickets: Ptr,
+}
+
+impl MatmulNormArgs {
+    /// # Panics
+    /// As [`MatmulArgs::launch`] in bf16.
+    #[must_use]
+    pub fn launch(self, most_rows: u32, sms: u32) -> Launch<MatmulNormArgs> {
+        self.product.tensor(["matmul_8_norm", "matmul_16_norm"], most_rows, sms, self)
+    }
+}
+
+/// A product in bf16 that makes queries, keys and values, and what is then done with its heads.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MatmulHeadsArgs {
+    /// The product.
+    pub product: MatmulArgs,
+    /// Bias, norm, rotation, and where keys and values go, of its outputs.
+    pub heads: QkvArgs,
+    /// u32 for each head of queries, keys and values: 0, and 0 again afterwards.
+    pub tickets: Ptr,
+}
+
+impl MatmulHeadsArgs {
+    /// Whether a head of so many elements is whole tiles of outputs.
+    #[must_use]
+    pub fn fits(head_dim: u32) -> bool {
+        head_dim.is_multiple_of(MatmulArgs::TILE) && head_dim <= 256
+    }
+
+    /// # Panics
+    /// As [`MatmulArgs::launch`] in bf16, or if heads do not [fit](MatmulHeadsArgs::fits).
+    #[must_use]
+    pub fn launch(self, most_rows: u32, sms: u32) -> Launch<MatmulHeadsArgs> {
+        assert!(Self::fits(self.heads.head_dim), "qkv: a head of {}", self.heads.head_dim);
+        self.product.tensor(["matmul_8_heads", "matmul_16_heads"], most_rows, sms, self)
     }
 }
 

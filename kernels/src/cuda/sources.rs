@@ -2,6 +2,8 @@
 
 /// Stands before every file.
 pub const PRELUDE: &str = include_str!("../../cuda/prelude.cuh");
+/// Behind it, also before every file: what products and attention do of the ops that follow them.
+pub const TAILS: &str = include_str!("../../cuda/tails.cuh");
 
 /// A source file: one op.
 #[derive(Clone, Copy, Debug)]
@@ -19,10 +21,10 @@ impl File {
         File { name, text }
     }
 
-    /// What is compiled: prelude and text.
+    /// What is compiled: what stands before, and the text.
     #[must_use]
     pub fn source(&self) -> String {
-        format!("{PRELUDE}#line 1 \"{}.cu\"\n{}", self.name, self.text)
+        format!("{PRELUDE}#line 1 \"tails.cuh\"\n{TAILS}#line 1 \"{}.cu\"\n{}", self.name, self.text)
     }
 
     /// Its kernels: lines that begin with `KERNEL(threads, registers) name(`.
@@ -99,7 +101,7 @@ mod tests {
     #[test]
     fn files_are_small_include_nothing_and_keep_ptx_in_the_prelude() {
         let files = FILES.iter().chain(CHECKS).map(|file| (file.name, file.text));
-        for (name, text) in files.chain([("prelude", PRELUDE)]) {
+        for (name, text) in files.chain([("prelude", PRELUDE), ("tails", TAILS)]) {
             assert!(text.starts_with("// "), "{name}: the first line says what it is");
             assert!(text.lines().count() <= 400, "{name}");
             assert!(!text.contains("#include"), "{name} includes");

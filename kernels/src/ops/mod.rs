@@ -48,7 +48,10 @@ macro_rules! each_op {
             store_kv (StoreKv) [] [];
             gather_rows (GatherRows) ["gather_rows"] [row_cases::gather_and_compact_are_the_cpus];
             compact_rows () ["compact_rows"] [];
-            matmul (Matmul) ["matmul"] [matmul_cases::matmul_is_the_cpus, matmul_cases::a_row_has_the_same_bits_in_any_bucket];
+            matmul (Matmul) ["matmul"]
+                [matmul_cases::matmul_is_the_cpus, matmul_cases::a_row_has_the_same_bits_in_any_bucket,
+                 tail_cases::activations_in_products_are_those_behind_them, tail_cases::norms_by_the_last_block_are_those_behind_it,
+                 tail_cases::heads_by_their_last_blocks_are_those_behind_them];
             route (Route) [] [];
             matmul_experts (MatmulExperts) [] [];
             sum_experts (SumExperts) [] [];
@@ -56,7 +59,7 @@ macro_rules! each_op {
             score_tokens (ScoreTokens) ["score_tokens"] [matmul_cases::score_tokens_is_the_cpus];
             spread_logits () ["spread_logits"] [row_cases::logits_of_some_tokens_are_those_of_all];
             markov () ["markov"] [markov_cases::rows_of_blocks_take_from_the_token_before, markov_cases::drawn_tokens_are_noted_where_there_is_room];
-            attention (Attention) ["attention", "attention_mma", "merge_splits"]
+            attention (Attention) ["attention", "attention_mma"]
                 [attention_cases::attention_is_the_cpus, attention_cases::a_row_has_the_same_bits_alone_and_among_others];
             sample (Sample) ["count_tokens", "adjust_logits", "logit_stats", "nucleus", "draw_tokens"]
                 [sampling_cases::noise_is_the_cpus_bit_for_bit, sampling_cases::tokens_are_the_cpus,

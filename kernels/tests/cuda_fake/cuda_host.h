@@ -237,6 +237,8 @@ inline void multiply_add(float *c, const uint32_t *a, uint32_t b0, uint32_t b1) 
 #define blockDim (emu::block_size)
 #define gridDim (emu::grid_size)
 inline void __syncthreads() { emu::yield(emu::AT_BLOCK); }
+// Blocks run one after the other, and see what was written.
+inline void __threadfence() {}
 inline void __syncwarp(unsigned = ~0u) { emu::yield(emu::AT_WARP); }
 template <class T> T __shfl_xor_sync(unsigned, T v, int step) { return emu::shuffle(v, emu::current->number ^ step); }
 template <class T> T __shfl_sync(unsigned, T v, int from) { return emu::shuffle(v, from); }

@@ -11,13 +11,16 @@
 // By the environment: FASER_FAKE_GPUS (how many), FASER_FAKE_MEMORY (bytes of each), FASER_FAKE_SMS, FASER_FAKE_SHARED (most of a block's bytes), FASER_FAKE_CAPABILITY (90 for 9.0), FASER_FAKE_GREEN=none|uneven
 // (no green contexts, or splits with two SMs more and two lost), FASER_FAKE_VERSION, FASER_FAKE_LIBRARIES (for which CUDA NVRTC and cublasLt are), FASER_FAKE_INIT (what cuInit returns),
 // FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
-// run of that kernel, for as long as the process lives: libraries keep its context), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the last device is closed).
+// run of that kernel, for as long as the process lives: libraries keep its context), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the last device is closed),
+// FASER_FAKE_RECORD=FILE (what every stream does is a line there, in its order, and kernels, products and sums compute nothing: memory is
+// address space alone, so that models of any size fit).
 #include <algorithm>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <memory>
 #include <string>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -64,6 +67,27 @@ inline Device &here() { return devices[bound - 1]; }
 inline size_t memory() { return number("FASER_FAKE_MEMORY", size_t(1) << 30); }
 inline unsigned most_shared() { return number("FASER_FAKE_SHARED", 232448); }
 inline unsigned sms() { return number("FASER_FAKE_SMS", 132); }
+// Where it is written what streams do, if it is.
+inline FILE *record() {
+    static FILE *file = getenv("FASER_FAKE_RECORD") ? fopen(getenv("FASER_FAKE_RECORD"), "w") : nullptr;
+    return file;
+}
+// A line of the record, of the GPU that does it.
+template <typename... Words> void note(int device, const char *format, Words... words) {
+    if (!record()) return;
+    fprintf(record(), "%d ", device);
+    fprintf(record(), format, words...);
+    fputc('\n', record());
+    fflush(record());
+}
+// Kernels that compute all the same: what they write, others wait for.
+inline bool decides(const std::string &kernel) { return kernel == "draft_step" || kernel == "compact_pass"; }
+// Copies of what is no larger are made in a record too: whole arrays are address space alone.
+constexpr size_t SMALL = 64 << 10;
+inline char *reserve(size_t bytes) {
+    void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return at == MAP_FAILED ? nullptr : (char *)at;
+}
 // Whether a variable KERNEL:N names this kernel and this time.
 inline bool named(const char *variable, const std::string &kernel, unsigned time) {
     const char *text = getenv(variable);
@@ -131,6 +155,10 @@ inline void look_at_margins(const Block &block) {
         abort();
     }
 }
+inline void release(const Block &block) {
+    if (record()) munmap(block.all, block.bytes + 2 * MARGIN);
+    else free(block.all);
+}
 // What cannot be captured breaks the graph of the thread, as at the real driver.
 inline bool breaks() {
     if (capturing) capturing->broken = true;
@@ -180,7 +208,7 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     // Its memory goes; what was wrong with it stays, as where others retain it.
     for (auto at = fake::blocks.begin(); at != fake::blocks.end();) {
         if (at->second.device != device) { ++at; continue; }
-        free(at->second.all);
+        fake::release(at->second);
         at = fake::blocks.erase(at);
     }
     own.left = own.used, own.used = 0;
@@ -212,9 +240,12 @@ int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
     BOUND;
     UNCAPTURED;
     if (fake::here().used + bytes > fake::memory()) return fake::OUT_OF_MEMORY;
-    char *all = (char *)aligned_alloc(256, (bytes + 2 * fake::MARGIN + 255) / 256 * 256);
-    memset(all, fake::GUARD, bytes + 2 * fake::MARGIN);
-    memset(all + fake::MARGIN, 0xEE, bytes);
+    char *all = fake::record() ? fake::reserve(bytes + 2 * fake::MARGIN) : (char *)aligned_alloc(256, (bytes + 2 * fake::MARGIN + 255) / 256 * 256);
+    if (!all) return fake::OUT_OF_MEMORY;
+    if (!fake::record()) {
+        memset(all, fake::GUARD, bytes + 2 * fake::MARGIN);
+        memset(all + fake::MARGIN, 0xEE, bytes);
+    }
     *at = (uint64_t)(all + fake::MARGIN);
     fake::blocks[*at] = {all, bytes, fake::bound - 1};
     fake::here().used += bytes;
@@ -225,9 +256,9 @@ int cuMemFree_v2(uint64_t at) {
     fake::drain_all(fake::bound - 1);
     auto found = fake::blocks.find(at);
     if (found == fake::blocks.end() || found->second.device != fake::bound - 1) return fake::INVALID_VALUE;
-    fake::look_at_margins(found->second);
+    if (!fake::record()) fake::look_at_margins(found->second);
     fake::here().used -= found->second.bytes;
-    free(found->second.all);
+    fake::release(found->second);
     fake::blocks.erase(found);
     return 0;
 }
@@ -254,32 +285,44 @@ int cuMemsetD8_v2(uint64_t at, unsigned char value, size_t bytes) {
     BOUND;
     UNCAPTURED;
     if (!fake::inside(at, bytes)) return fake::INVALID_VALUE;
-    memset((void *)at, value, bytes);
+    if (!fake::record()) memset((void *)at, value, bytes);
     return 0;
 }
 int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, void *stream) {
     BOUND;
     if (!fake::inside(at, bytes)) return fake::INVALID_VALUE;
-    return fake::ask(stream, [=] { memset((void *)at, value, bytes); return 0; });
+    const int device = fake::bound - 1;
+    return fake::ask(stream, [=] {
+        fake::note(device, "zeros %zu", bytes);
+        if (!fake::record() || bytes <= fake::SMALL) memset((void *)at, value, bytes);
+        return 0;
+    });
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     BOUND;
     UNCAPTURED;
     if (!fake::inside(to, bytes)) return fake::INVALID_VALUE;
     fake::copies++;
-    return fake::ask(stream, [=] { memcpy((void *)to, from, bytes); return 0; });
+    const int device = fake::bound - 1;
+    return fake::ask(stream, [=] { fake::note(device, "send %zu", bytes); memcpy((void *)to, from, bytes); return 0; });
 }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
     BOUND;
     UNCAPTURED;
     if (!fake::inside(from, bytes)) return fake::INVALID_VALUE;
     fake::copies++, fake::fetches++;
-    return fake::ask(stream, [=] { memcpy(to, (const void *)from, bytes); return 0; });
+    const int device = fake::bound - 1;
+    return fake::ask(stream, [=] { fake::note(device, "fetch %zu", bytes); memcpy(to, (const void *)from, bytes); return 0; });
 }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
     BOUND;
     if (!fake::inside(to, bytes) || !fake::inside(from, bytes)) return fake::INVALID_VALUE;
-    return fake::ask(stream, [=] { memmove((void *)to, (const void *)from, bytes); return 0; });
+    const int device = fake::bound - 1;
+    return fake::ask(stream, [=] {
+        fake::note(device, "copy %zu", bytes);
+        if (!fake::record() || bytes <= fake::SMALL) memmove((void *)to, (const void *)from, bytes);
+        return 0;
+    });
 }
 // Rows with a distance between them: CUDA_MEMCPY2D, both sides on the device.
 struct Rows {
@@ -291,8 +334,10 @@ int cuMemcpy2DAsync_v2(const Rows *given, void *stream) {
     const Rows r = *given;
     if (r.from_type != 2 || r.to_type != 2 || r.from_x || r.from_y || r.to_x || r.to_y || !r.rows || r.bytes > r.from_pitch || r.bytes > r.to_pitch) return fake::INVALID_VALUE;
     if (!fake::inside(r.from, (r.rows - 1) * r.from_pitch + r.bytes) || !fake::inside(r.to, (r.rows - 1) * r.to_pitch + r.bytes)) return fake::INVALID_VALUE;
+    const int device = fake::bound - 1;
     return fake::ask(stream, [=] {
-        for (size_t row = 0; row < r.rows; row++) memmove((void *)(r.to + row * r.to_pitch), (const void *)(r.from + row * r.from_pitch), r.bytes);
+        fake::note(device, "copy %zu", r.bytes * r.rows);
+        for (size_t row = 0; row < r.rows && !fake::record(); row++) memmove((void *)(r.to + row * r.to_pitch), (const void *)(r.from + row * r.from_pitch), r.bytes);
         return 0;
     });
 }
@@ -448,6 +493,9 @@ int cuGraphLaunch(void *instance, void *stream) {
     // Its nodes keep the SMs of the stream they were captured on.
     if (graph->green != s->green || graph->sms != s->sms) return fake::INVALID_VALUE;
     fake::graphs_launched++, fake::graph_launches += graph->work.size();
+    const int device = fake::bound - 1;
+    const size_t nodes = graph->work.size();
+    if (fake::record()) s->work.push_back([=] { fake::note(device, "graph %zu", nodes); return 0; });
     for (auto &work : graph->work) s->work.push_back(work);
     return 0;
 }
@@ -479,7 +527,14 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     fake::launches_by_sms[((fake::Stream *)stream)->sms]++;
     const char *bytes = (const char *)parameters[0];
     std::vector<char> args(bytes, bytes + f->args);
+    const int device = fake::bound - 1;
     return fake::ask(stream, [=] {
+        if (fake::record()) {
+            std::string hex;
+            for (unsigned char byte : args) hex += "0123456789abcdef"[byte >> 4], hex += "0123456789abcdef"[byte & 15];
+            fake::note(device, "kernel %s %u %u %u %u %s", f->name.c_str(), x, y, z, threads, hex.c_str());
+            if (!fake::decides(f->name)) return 0;
+        }
         const unsigned time = ++fake::runs[f->name];
         if (fake::named("FASER_FAKE_LOSE", f->name, time)) return (int)fake::LAUNCH_FAILED;
         const unsigned grid[3] = {x, y, z};

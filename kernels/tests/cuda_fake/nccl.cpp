@@ -92,6 +92,10 @@ inline int collective(Kind kind, const void *from, void *to, size_t count, int t
     const int code = ask(stream, [=]() -> int {
         if (comm->ended) return 0;
         if (never) return NOT_YET;
+        if (record()) {
+            note(comm->device, "%s %zu %d", kind == REDUCES ? "all-reduce" : "all-gather", bytes, comm->ranks->count);
+            return 0;
+        }
         Ranks &ranks = *comm->ranks;
         auto made = ranks.calls.try_emplace(number, Call{kind, type, count, {}, {}});
         Call &call = made.first->second;

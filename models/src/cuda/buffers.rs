@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use faser_kernels::collective::part;
 use faser_kernels::cuda::{
-    ATTENTION_SPLITS, Arena, BLOCK_SIZE, CudaError, CudaLane, DeviceBuffer, DraftStepArgs, Flags, Gpu,
-    LogitStats, LogitStatsArgs, LogprobFound, Ptr, QkvArgs,
+    ATTENTION_SPLITS, Arena, AttentionArgs, BLOCK_SIZE, CudaError, CudaLane, DeviceBuffer, DraftStepArgs,
+    Flags, Gpu, LogitStats, LogitStatsArgs, LogprobFound, Ptr, QkvArgs,
 };
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::sampling::CANDIDATES;
@@ -41,8 +41,12 @@ const SPLIT_ROWS: usize = 1024;
 const FIXED_BYTES: u64 = 48 << 20;
 
 impl CudaSizes {
-    /// Rows that a pass of `rows` counts as where sizes are fixed in advance: powers of two, and half-way between.
+    /// Rows that a pass of `rows` counts as where sizes are fixed in advance: powers of two, and half-way between; beyond those of graphs, multiples of 64,
+    /// for what is computed in vain costs more there than one shape more.
     pub fn bucket(rows: usize) -> usize {
+        if rows > CudaSizes::GRAPH_ROWS {
+            return rows.next_multiple_of(CudaSizes::GRAPH_ROWS);
+        }
         let power = rows.next_power_of_two();
         let between = power / 4 * 3;
         if between >= rows && power >= 8 { between } else { power }
@@ -68,6 +72,12 @@ impl CudaSizes {
     /// Rows times splits of attention's workspace.
     pub(super) fn split_rows(&self) -> usize {
         SPLIT_ROWS.max(self.max_rows)
+    }
+
+    /// Tickets of a kernel: one for each tile of attention and key head, for each head, for a whole product.
+    pub(super) fn tickets(&self, own: &ModelConfig) -> usize {
+        let tiles = self.rows() * (own.heads / own.kv_heads).div_ceil(AttentionArgs::FEWEST_QUERIES);
+        (CudaSizes::bucket(tiles) * own.kv_heads).max(own.heads + 2 * own.kv_heads)
     }
 
     /// Blocks of a table.
@@ -117,10 +127,19 @@ impl CudaSizes {
         let (steps, drafted) = self.step_bytes();
         let staging =
             self.input_bytes() + self.output_bytes() + self.history_bytes() + self.mask_bytes(whole);
+        let tickets = 4 * self.tickets(config) as u64;
         let penalties = (self.max_sequences * PenaltyTables::bytes_each(whole)) as u64;
         let group = GroupBuffers::bytes(whole, shard, self);
         let staging = (staging + steps + drafted) as u64 + self.head_bytes(whole, held);
-        rows * row + attention + logit_rows * logit_row + rope + staging + penalties + group + FIXED_BYTES
+        rows * row
+            + attention
+            + tickets
+            + logit_rows * logit_row
+            + rope
+            + staging
+            + penalties
+            + group
+            + FIXED_BYTES
     }
 
     /// Bytes of what a lane of a head has more than a model's, and of what is wider.
@@ -381,7 +400,7 @@ mod tests {
     #[test]
     fn buckets_are_close_above() {
         let found: Vec<usize> =
-            [1, 2, 3, 5, 6, 7, 9, 12, 13, 17, 25, 33, 500, 513].map(CudaSizes::bucket).to_vec();
-        assert_eq!(found, [1, 2, 4, 6, 6, 8, 12, 12, 16, 24, 32, 48, 512, 768]);
+            [1, 2, 3, 5, 6, 7, 9, 12, 13, 17, 25, 33, 64, 65, 500, 513].map(CudaSizes::bucket).to_vec();
+        assert_eq!(found, [1, 2, 4, 6, 6, 8, 12, 12, 16, 24, 32, 48, 64, 128, 512, 576]);
     }
 }

@@ -1,10 +1,12 @@
 //! A layer on a GPU: attention branch, then MLP branch, each added to the residual stream by its last product; and the pieces of it.
+//!
+//! What follows a product row by row, the product's own kernel does where it is ours (few rows in bf16), and a kernel of its own elsewhere, with the same bits.
 
 use std::ops::Range;
 
 use faser_kernels::cuda::{
-    ActivateArgs, AttentionArgs, CudaError, DeviceBuffer, Element, GatherRowsArgs, MatmulArgs, Product, Ptr,
-    QkvArgs, RmsNormArgs,
+    ActivateArgs, AttentionArgs, CudaError, DeviceBuffer, Element, GatherRowsArgs, MatmulActivateArgs,
+    MatmulArgs, MatmulHeadsArgs, MatmulNormArgs, Product, Ptr, QkvArgs, RmsNormArgs,
 };
 
 use super::cuda_model::{CudaBranch, ptr};
@@ -13,6 +15,19 @@ use super::staged::RowArrays;
 use super::{CudaModel, CudaPasses};
 use crate::layer::MlpBranch;
 use crate::layer_spec::{LayerSpec, QkNorm};
+
+/// What is done with the rows of a product.
+#[derive(Clone, Copy)]
+pub(super) enum Then {
+    /// Nothing.
+    Nothing,
+    /// Its outputs are queries, keys and values.
+    Heads(QkvArgs),
+    /// They are gate and up, or what goes through the activation alone.
+    Activate(ActivateArgs),
+    /// The next branch begins with their norm.
+    Norm(RmsNormArgs),
+}
 
 impl CudaPasses {
     /// Runs the pass through these layers.
@@ -27,14 +42,27 @@ impl CudaPasses {
 
     pub(super) fn run_layers(&mut self, range: Range<usize>) -> Result<(), CudaError> {
         let model = self.model.clone();
-        for index in range {
-            self.layer(&model, index)?;
+        let mut normed = false;
+        for index in range.clone() {
+            // Rows may leave behind the last layer, and what is noted of the stream takes the place of its norm.
+            let next = model.parts.layers.get(index + 1).map(|layer| &layer.attention);
+            let follows = index + 1 < range.end
+                && self.features.is_none()
+                && model.own.layers[index + 1].attention.beside_embedding.is_none();
+            normed = self.layer(&model, index, normed, next.filter(|_| follows))?;
             self.enter(index + 1)?;
         }
         Ok(())
     }
 
-    fn layer(&mut self, model: &CudaModel, index: usize) -> Result<(), CudaError> {
+    /// `normed`: the norm that it begins with is there already. `next` is what follows it and begins with a norm, if that may be done here: whether it was.
+    fn layer(
+        &mut self,
+        model: &CudaModel,
+        index: usize,
+        normed: bool,
+        next: Option<&CudaBranch>,
+    ) -> Result<bool, CudaError> {
         let (config, layer, pass) = (&model.own, &model.parts.layers[index], self.pass.rows);
         let LayerSpec { attention, mlp } = &config.layers[index];
         let (element, bucket, sms) = (model.element, pass.bucket as u32, self.lane.sms());
@@ -49,20 +77,13 @@ impl CudaPasses {
         let bias = ptr(&layer.attention.inputs_bias);
         let whole = attention.qk_norm == Some(QkNorm::Whole);
         let (first, second) = if whole { (bias, Ptr::NULL) } else { (Ptr::NULL, bias) };
-        match attention.beside_embedding {
-            None => self.open(&layer.attention, first, self.qkv.ptr(), q + 2 * kv, pass),
-            Some(kind) => self.open_beside(index, kind, self.qkv.ptr(), q + 2 * kv),
-        }?;
-        let mut norms = [&layer.q_norm, &layer.k_norm].map(ptr);
-        if whole {
-            self.norm_whole(norms, [q, kv], pass)?;
-            norms = [Ptr::NULL; 2];
-        }
+        let norms = [&layer.q_norm, &layer.k_norm].map(ptr);
+        let of_each = if whole { [Ptr::NULL; 2] } else { norms };
         let args = QkvArgs {
             qkv: self.qkv.ptr(),
             bias: second,
-            q_norm: norms[0],
-            k_norm: norms[1],
+            q_norm: of_each[0],
+            k_norm: of_each[1],
             cos_sin: model.ropes[index].as_ref().map_or(Ptr::NULL, |rope| rope.ptr()),
             positions: pass.positions,
             chunk_of: pass.chunk_of,
@@ -76,12 +97,26 @@ impl CudaPasses {
             table_stride: stride,
             eps: config.rms_eps,
         };
-        self.lane.launch(&args.launch(element, bucket, sms))?;
+        let (out, outputs) = (self.qkv.ptr(), q + 2 * kv);
+        // Kernels stand in between where all heads are normed together, and behind a product of two streams.
+        let together = !whole && attention.beside_embedding.is_none();
+        match attention.beside_embedding {
+            None => {
+                let then = if together { Then::Heads(args) } else { Then::Nothing };
+                self.open(&layer.attention, (first, out, outputs), pass, normed, then)?;
+            }
+            Some(kind) => self.open_beside(index, kind, out, outputs)?,
+        }
+        if whole {
+            self.norm_whole(norms, [q, kv], pass)?;
+        }
+        if !together {
+            self.lane.launch(&args.launch(element, bucket, sms))?;
+        }
         let pass = pass.through();
         if pass.bucket == 0 {
-            return Ok(());
+            return Ok(false);
         }
-        let bucket = pass.bucket as u32;
         let args = AttentionArgs {
             q: self.qkv.ptr(),
             keys,
@@ -94,6 +129,7 @@ impl CudaPasses {
             sums: self.attention_sums.ptr(),
             stats: self.attention_stats.ptr(),
             sinks: ptr(&layer.sinks),
+            tickets: self.tickets.ptr(),
             q_stride: (q + 2 * kv) as u32,
             table_stride: stride,
             heads,
@@ -108,15 +144,10 @@ impl CudaPasses {
         };
         let stages = self.model.attention_stages();
         self.lane.launch(&args.launch(element, pass.tile_queries, stages, pass.tile_count as u32))?;
-        if let Some(merge) = args.merge(element, pass.counts, bucket, sms) {
-            self.lane.launch(&merge)?;
-        }
-        self.close(&layer.attention, self.attended.ptr(), q)?;
+        let MlpBranch::Dense(branch) = &layer.mlp else { panic!("a model that does not fit was refused") };
+        let normed = self.close(&layer.attention, self.attended.ptr(), q, Some(branch))?;
 
         let (inner, (activation, gated)) = (config.intermediate, mlp.kind.activation());
-        let MlpBranch::Dense(branch) = &layer.mlp else { panic!("a model that does not fit was refused") };
-        let bias = ptr(&branch.inputs_bias);
-        self.open(branch, bias, self.mlp.ptr(), if gated { 2 * inner } else { inner }, pass)?;
         let args = ActivateArgs {
             x: self.mlp.ptr(),
             out: self.activated.ptr(),
@@ -125,8 +156,10 @@ impl CudaPasses {
             activation: activation as u32,
             gated: u32::from(gated),
         };
-        self.lane.launch(&args.launch(element, bucket, sms))?;
-        self.close(branch, self.activated.ptr(), inner)
+        let outputs = if gated { 2 * inner } else { inner };
+        let what = (ptr(&branch.inputs_bias), self.mlp.ptr(), outputs);
+        self.open(branch, what, pass, normed, Then::Activate(args))?;
+        self.close(branch, self.activated.ptr(), inner, next)
     }
 
     /// Queries and keys, so wide, each normalised over all heads, where they are.
@@ -154,29 +187,37 @@ impl CudaPasses {
         Ok(())
     }
 
-    /// The residual stream, normalised if the branch begins so, to so many `outputs` of its projections. Rows of a text behind those of blocks are not normalised.
+    /// The residual stream, normalised if the branch begins so and it is not yet, to the outputs of its projections: their bias, where they go, how many there are. Rows
+    /// of a text behind those of blocks are not normalised.
     fn open(
         &mut self,
         branch: &CudaBranch,
-        bias: Ptr,
-        out: Ptr,
-        outputs: usize,
+        (bias, out, outputs): (Ptr, Ptr, usize),
         rows: RowArrays,
+        normed: bool,
+        then: Then,
     ) -> Result<(), CudaError> {
         let (through, hidden) = (rows.through(), self.model.config.hidden);
-        if through.bucket > 0 {
-            let counts = (through.counts, through.bucket as u32);
-            self.norm(self.x.ptr(), ptr(&branch.norm_before), self.normed.ptr(), counts)?;
+        if through.bucket > 0 && !normed {
+            let args =
+                self.norm_of(self.x.ptr(), ptr(&branch.norm_before), self.normed.ptr(), through.counts);
+            self.lane.launch(&args.launch(self.model.element, through.bucket as u32, self.lane.sms()))?;
         }
         let (x, w, element) = (self.normed.ptr(), branch.inputs.ptr(), self.model.element);
         let product =
             Product { element, x, w, bias, out, rows: rows.bucket, inputs: hidden, outputs, add: false };
-        self.multiply(product, rows.counts)
+        self.multiply_then(product, rows.counts, then)
     }
 
     /// Projects what a branch computed back, and adds it to the residual stream. A rank has a share of the sum: without a norm the first adds
-    /// its own to the stream, and all shares are added up.
-    fn close(&mut self, branch: &CudaBranch, x: Ptr, inputs: usize) -> Result<(), CudaError> {
+    /// its own to the stream, and all shares are added up. Where nothing stands in between, the norm of the branch that is `next` is done: whether it was.
+    fn close(
+        &mut self,
+        branch: &CudaBranch,
+        x: Ptr,
+        inputs: usize,
+        next: Option<&CudaBranch>,
+    ) -> Result<bool, CudaError> {
         let (rows, element) = (self.pass.rows.through(), self.model.element);
         let outputs = self.model.config.hidden;
         let (w, bias) = (branch.output.ptr(), ptr(&branch.output_bias));
@@ -184,24 +225,18 @@ impl CudaPasses {
             None => (self.x.ptr(), self.model.shard().is_first()),
             Some(_) => (self.branch.ptr(), false),
         };
-        self.multiply(
-            Product { element, x, w, bias, out, rows: rows.bucket, inputs, outputs, add },
-            rows.counts,
-        )?;
+        let product = Product { element, x, w, bias, out, rows: rows.bucket, inputs, outputs, add };
+        if let Some(next) = next.filter(|_| branch.norm_after.is_none() && !self.is_split()) {
+            let norm = self.norm_of(out, ptr(&next.norm_before), self.normed.ptr(), rows.counts);
+            self.multiply_then(product, rows.counts, Then::Norm(norm))?;
+            return Ok(true);
+        }
+        self.multiply(product, rows.counts)?;
         self.add_up(out)?;
-        let Some(weight) = branch.norm_after.as_ref().map(DeviceBuffer::ptr) else { return Ok(()) };
-        let (cols, eps) = (outputs as u32, self.model.config.rms_eps);
-        let args = RmsNormArgs {
-            x: out,
-            weight,
-            out: self.x.ptr(),
-            rows: rows.counts,
-            cols,
-            x_stride: cols,
-            out_stride: cols,
-            eps,
-        };
-        self.lane.launch(&args.add(rows.bucket as u32, self.lane.sms()))
+        let Some(weight) = branch.norm_after.as_ref().map(DeviceBuffer::ptr) else { return Ok(false) };
+        let args = self.norm_of(out, weight, self.x.ptr(), rows.counts);
+        self.lane.launch(&args.add(rows.bucket as u32, self.lane.sms()))?;
+        Ok(false)
     }
 
     /// The final norm of some rows; `rows` is where their number is, and their bucket.
@@ -215,26 +250,56 @@ impl CudaPasses {
         let out = self.gathered.ptr();
         let args = GatherRowsArgs { x: self.x.ptr(), indices, out, rows: rows.0, cols, stride };
         self.lane.launch(&args.launch(rows.1, sms))?;
-        self.norm(self.gathered.ptr(), self.model.parts.norm.ptr(), self.final_normed.ptr(), rows)
+        let weight = self.model.parts.norm.ptr();
+        let args = self.norm_of(self.gathered.ptr(), weight, self.final_normed.ptr(), rows.0);
+        self.lane.launch(&args.launch(self.model.element, rows.1, sms))
     }
 
-    /// Without a weight it is rounded to the element alone.
-    fn norm(&mut self, x: Ptr, weight: Ptr, out: Ptr, rows: (Ptr, u32)) -> Result<(), CudaError> {
+    /// Of rows as wide as the residual stream. Without a weight they are rounded to the element alone.
+    fn norm_of(&self, x: Ptr, weight: Ptr, out: Ptr, rows: Ptr) -> RmsNormArgs {
         let config = &self.model.config;
-        let (cols, eps, sms) = (config.hidden as u32, config.rms_eps, self.lane.sms());
-        let args = RmsNormArgs { x, weight, out, rows: rows.0, cols, x_stride: cols, out_stride: cols, eps };
-        self.lane.launch(&args.launch(self.model.element, rows.1, sms))
+        let cols = config.hidden as u32;
+        RmsNormArgs { x, weight, out, rows, cols, x_stride: cols, out_stride: cols, eps: config.rms_eps }
+    }
+
+    /// A product, and what is done with its rows: by our own kernel together, where there are few.
+    fn multiply_then(&mut self, product: Product, rows: Ptr, then: Then) -> Result<(), CudaError> {
+        let (most, sms, element) = (product.rows as u32, self.lane.sms(), product.element);
+        let tickets = self.tickets.ptr();
+        match (own_kernel(&product, rows), then) {
+            (Some(product), Then::Heads(heads)) if MatmulHeadsArgs::fits(heads.head_dim) => {
+                return self.lane.launch(&MatmulHeadsArgs { product, heads, tickets }.launch(most, sms));
+            }
+            (Some(product), Then::Activate(ActivateArgs { gated: 1, out, activation, .. })) => {
+                let product = MatmulArgs { out, ..product };
+                return self.lane.launch(&MatmulActivateArgs { product, activation }.launch(most, sms));
+            }
+            (Some(product), Then::Norm(norm)) => {
+                return self.lane.launch(&MatmulNormArgs { product, norm, tickets }.launch(most, sms));
+            }
+            _ => self.multiply(product, rows)?,
+        }
+        match then {
+            Then::Nothing => Ok(()),
+            Then::Heads(args) => self.lane.launch(&args.launch(element, most, sms)),
+            Then::Activate(args) => self.lane.launch(&args.launch(element, most, sms)),
+            Then::Norm(args) => self.lane.launch(&args.launch(element, most, sms)),
+        }
     }
 
     /// By our own kernel where there are few rows, else by cublasLt; `rows` is where their number is.
     pub(super) fn multiply(&mut self, product: Product, rows: Ptr) -> Result<(), CudaError> {
-        let Product { element, x, w, bias, out, inputs, outputs, add, .. } = product;
-        let few = product.rows as u32 <= MatmulArgs::MOST_ROWS && inputs.is_multiple_of(32);
-        if element == Element::F32 || !few {
-            return self.lane.multiply(&product);
+        match own_kernel(&product, rows) {
+            Some(own) => self.lane.launch(&own.launch(product.element, product.rows as u32, self.lane.sms())),
+            None => self.lane.multiply(&product),
         }
-        let (inputs, outputs, add) = (inputs as u32, outputs as u32, u32::from(add));
-        let args = MatmulArgs { x, w, bias, out, rows, inputs, outputs, add };
-        self.lane.launch(&args.launch(element, product.rows as u32, self.lane.sms()))
     }
+}
+
+/// Our own kernel's arguments, for few rows in bf16; none elsewhere.
+fn own_kernel(product: &Product, rows: Ptr) -> Option<MatmulArgs> {
+    let Product { element, x, w, bias, out, inputs, outputs, add, .. } = *product;
+    let (inputs, outputs, add) = (inputs as u32, outputs as u32, u32::from(add));
+    let few = element == Element::Bf16 && MatmulArgs::fits(product.rows as u32, inputs);
+    few.then_some(MatmulArgs { x, w, bias, out, rows, inputs, outputs, add })
 }

@@ -110,20 +110,20 @@ impl CudaModel {
         CudaModel::new(gpu, (config, shard), element, parts, upload)
     }
 
-    /// A model whose tensors `fill` fills, one after the other; it is told what each is held in.
+    /// A rank's shard of a model whose tensors `fill` fills, one after the other; it is told what each is held in.
     ///
     /// # Errors
     /// What `fill` says, or the GPU has not enough memory.
     pub fn filled(
         gpu: &Arc<Gpu>,
-        config: ModelConfig,
+        (config, shard): (ModelConfig, Shard),
         element: Element,
         mut fill: impl FnMut(&DeviceBuffer, Element) -> Result<(), CudaError>,
     ) -> Result<CudaModel, ModelError> {
         let fill = |buffer: &DeviceBuffer, element, _: &[Source<'_>]| Ok(fill(buffer, element)?);
         let mut packer = RowsPacker { gpu, element, reads: false, fill };
-        let parts = load(&config, Shard::WHOLE, None, &mut Shapes, &mut packer, &mut |_| {})?;
-        CudaModel::new(gpu, (config, Shard::WHOLE), element, parts, Upload::new(gpu)?)
+        let parts = load(&config, shard, None, &mut Shapes, &mut packer, &mut |_| {})?;
+        CudaModel::new(gpu, (config, shard), element, parts, Upload::new(gpu)?)
     }
 
     /// The model of the first `layers` layers, which are shared.

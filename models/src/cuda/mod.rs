@@ -12,6 +12,7 @@ mod draft_steps;
 mod feature_buffers;
 mod pass;
 mod penalties;
+mod recently_used;
 mod sampler;
 mod staged;
 

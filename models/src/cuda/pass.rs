@@ -16,7 +16,6 @@
 //! that few keys come up; what is in the padding, no kernel looks at, for each reads the number of rows on the device. Passes of
 //! a split model run without.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
@@ -29,6 +28,7 @@ use super::CudaModel;
 use super::along::StepsAlong;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
 use super::feature_buffers::{FeatureWriter, HeadBuffers};
+use super::recently_used::RecentlyUsed;
 use super::staged::{Beside, KnownChunk, RowArrays, Staged, Tail, plan_attention};
 use crate::Shard;
 use crate::block::last_seen;
@@ -96,6 +96,8 @@ pub struct CudaPasses {
     pub(super) activated: DeviceBuffer,
     pub(super) attention_sums: DeviceBuffer,
     pub(super) attention_stats: DeviceBuffer,
+    /// Zeros, by which the last block of a kernel knows that it is.
+    pub(super) tickets: DeviceBuffer,
     pub(super) keep: DeviceBuffer,
     pub(super) gathered: DeviceBuffer,
     pub(super) final_normed: DeviceBuffer,
@@ -166,6 +168,7 @@ impl CudaPasses {
             activated: activations(rows, own.intermediate * held)?,
             attention_sums: activations(split_rows, config.head_dim * f32)?,
             attention_stats: activations(split_rows, 2 * f32)?,
+            tickets: activations(sizes.tickets(own), size_of::<u32>())?,
             keep: activations(rows, size_of::<u32>())?,
             gathered: activations(logit_rows, hidden * f32)?,
             final_normed: activations(logit_rows, hidden * held)?,
@@ -470,7 +473,7 @@ impl CudaPasses {
             None => {
                 if self.graphs.0.len() >= GRAPHS {
                     self.lane.wait(&mut || {})?;
-                    self.graphs.0.clear();
+                    self.graphs.0.forget_half();
                 }
                 self.graphs.0.insert(key, None);
                 return launches(self);
@@ -490,7 +493,7 @@ impl CudaPasses {
 /// Bytes between two rows that CUDA copies together, at most, on any GPU that there is.
 const MAX_PITCH: usize = i32::MAX as usize;
 
-/// Graphs kept; when there are more, all go: what is needed comes again.
+/// Graphs kept; when there are more, the half that was not used for longest goes, for which the lane is waited for once.
 const GRAPHS: usize = 512;
 
 /// What is captured.
@@ -512,7 +515,7 @@ struct Key {
 /// The graphs of a lane; none yet for work that was done once. The second time is captured: by then all that is loaded or chosen
 /// at first use is there.
 #[derive(Default)]
-pub(super) struct Graphs(HashMap<Key, Option<Graph>>);
+pub(super) struct Graphs(RecentlyUsed<Key, Option<Graph>>);
 
 // What is staged for a block table is for the kernels' blocks.
 const _: () = assert!(BLOCK_SIZE == 16);

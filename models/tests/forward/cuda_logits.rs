@@ -125,7 +125,9 @@ fn heads_that_share_keys_have_the_cpus_logits() {
     });
     let Some(report) = report else { return };
     // Prefill, and the second pass with its few rows, went over tensor cores.
-    for kernel in ["attention_mma_32_16", "attention_mma_32_64", "matmul_8_bf16", "attention_f32"] {
+    let products = ["matmul_8_bf16", "matmul_8_heads", "matmul_8_norm", "matmul_8_activate"];
+    for kernel in ["attention_mma_32_16", "attention_mma_32_64", "attention_f32"].into_iter().chain(products)
+    {
         assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");
     }
     assert!(report.contains("graphs left 0\n") && !report.contains("graphs launched 0\n"), "{report}");

@@ -9,6 +9,7 @@ mod pruning_cases;
 pub mod reference;
 mod row_cases;
 mod sampling_cases;
+mod tail_cases;
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

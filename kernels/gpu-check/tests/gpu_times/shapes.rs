@@ -1,0 +1,56 @@
+//! Models to be predicted, as their config.json on the hub says them.
+
+use faser_models::ModelConfig;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    Llama1B,
+    Llama8B,
+    Qwen600M,
+    Qwen8B,
+}
+
+impl Shape {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Shape::Llama1B => "Llama-3.2-1B",
+            Shape::Llama8B => "Llama-3.1-8B",
+            Shape::Qwen600M => "Qwen3-0.6B",
+            Shape::Qwen8B => "Qwen3-8B",
+        }
+    }
+
+    /// With no longer a context than is looked at.
+    pub(crate) fn config(self, folder: &std::path::Path) -> ModelConfig {
+        let text = match self {
+            Shape::Llama1B => LLAMA_1B,
+            Shape::Llama8B => LLAMA_8B,
+            Shape::Qwen600M => QWEN_600M,
+            Shape::Qwen8B => QWEN_8B,
+        };
+        std::fs::write(folder.join("config.json"), text).expect("the target folder can be written");
+        let mut config = ModelConfig::load(folder).expect("a config.json");
+        config.max_context = config.max_context.min(4096);
+        config
+    }
+}
+
+const LLAMA_1B: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048,
+    "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0, "tie_word_embeddings": true}"#;
+
+const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "tie_word_embeddings": false}"#;
+
+const QWEN_600M: &str = r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024,
+    "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000, "tie_word_embeddings": true}"#;
+
+const QWEN_8B: &str = r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 4096,
+    "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000, "tie_word_embeddings": false}"#;
