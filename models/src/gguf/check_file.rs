@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::{Gguf, GgufTensors, config};
-use crate::load::{Held, counted};
+use crate::load::{Held, Packing, counted};
 use crate::{ModelConfig, ModelError, Shard, Tokenizer};
 use faser_kernels::Dtype;
 
