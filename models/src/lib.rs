@@ -34,7 +34,7 @@ pub use faser_kernels::{end_with_parent, fork, give_memory_back, on_nodes, one_a
 pub use features::Features;
 pub use gguf::check_gguf;
 pub use layer_spec::{AttentionSpec, BesideEmbedding, Experts, LayerSpec, Mlp, MlpSpec, Norms, QkNorm};
-pub use load::{Progress, WeightSource};
+pub use load::{OwnBits, Progress, WeightSource};
 pub use model::{Model, Pass};
 pub use quality::Quality;
 pub use scratch::Scratch;

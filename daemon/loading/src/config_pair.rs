@@ -9,7 +9,7 @@ use faser_engine::EngineConfig;
 use faser_models::cuda::CudaModel;
 use faser_models::{
     CallFormat, ChatTemplate, GenerationDefaults, HeadKind, HeadLayout, Model, ModelConfig, ModelError,
-    Progress, ReasoningFormat, Shard, Tokenizer, WeightSource, fitted,
+    OwnBits, Progress, ReasoningFormat, Shard, Tokenizer, WeightSource, fitted,
 };
 use faser_topology::DraftPlace;
 
@@ -148,7 +148,39 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
     pair.notes.extend(pair.draft.as_ref().and_then(kind_of_draft));
     pair.weights.draft_dtype = draft_dtype(config, pair.draft.as_ref(), on_gpu);
     pair.notes.extend(held_apart(config, pair.weights.draft_dtype));
+    for (which, source, dtype) in [
+        ("target", Some(&pair.weights.target), pair.weights.dtype),
+        ("draft", pair.weights.draft.as_ref(), pair.weights.draft_dtype),
+    ] {
+        pair.notes.extend(source.map(|source| quantised(which, source, dtype)).transpose()?.flatten());
+    }
     Ok(pair)
+}
+
+/// What becomes of the quantised weights of a safetensors checkpoint.
+fn quantised(which: &str, source: &WeightSource, dtype: Dtype) -> Result<Option<String>, ModelError> {
+    let WeightSource::Folder(path, model) = source else { return Ok(None) };
+    let Some(quantisation) = model.quantised else { return Ok(None) };
+    let OwnBits { kept, others, why } = model.own_bits(path)?;
+    if kept + others == 0 {
+        return Ok(None);
+    }
+    let why = why.map_or_else(String::new, |why| format!(" ({why})"));
+    Ok(Some(match (dtype, kept) {
+        (Dtype::Int4, 0) => format!("{which}: its {others} quantised matrices are held in int8{why}"),
+        (Dtype::Int4, _) if others > 0 => {
+            format!("{which}: {kept} matrices are held in their own 4 bits, {others} in int8{why}")
+        }
+        (Dtype::Int4, _) => format!("{which}: {kept} matrices are held in their own 4 bits"),
+        (_, 0) if quantisation.has_four_bits() => {
+            format!("{which}: quantised matrices are widened to {dtype} as they are loaded{why}")
+        }
+        (_, 0) => format!("{which}: quantised matrices are widened to {dtype} as they are loaded"),
+        _ => format!(
+            "{which}: quantised matrices are widened to {dtype} as they are loaded; on the CPU `model.dtype: int4` holds {kept} of {} in their own 4 bits",
+            kept + others
+        ),
+    }))
 }
 
 /// What is to be said of a draft that is no model which proposes token by token.

@@ -11,7 +11,7 @@ use faser_config::{Config, DeviceKind, ModelSource, NamedShape};
 use faser_engine::EngineConfig;
 use faser_hub::Extent;
 use faser_models::cuda::{CudaFeaturePages, CudaModel};
-use faser_models::{Features, ModelConfig, Scratch, Shard, fitted};
+use faser_models::{Features, ModelConfig, Scratch, Shard, fitted, weight_files};
 use faser_topology::{
     CpuDevice, DeviceId, DeviceLoad, Divisible, GpuDevice, Joined, KvRequest, Lanes, LinkKind, Plan,
     PlanDevices, PlanModel, PlanRefusal, PlanRequest, Rank, Replica, Share, ShareBytes, Topology,
@@ -340,7 +340,9 @@ fn named(dir: &Path, notes: &mut Vec<String>) -> Result<NamedShape, LoadError> {
     if !config.check_headers(dir)? {
         notes.push(format!("{} has no weights: planned by its config.json alone", dir.display()));
     }
-    Ok(NamedShape { name: model_name(dir), config, file: dir.is_file().then(|| dir.to_owned()) })
+    // What files have quantised may stay as it is.
+    let is_quantised = dir.is_file() || config.quantised.is_some() && weight_files(dir).is_ok();
+    Ok(NamedShape { name: model_name(dir), config, file: is_quantised.then(|| dir.to_owned()) })
 }
 
 /// One model, ready to be asked what shards of it take.

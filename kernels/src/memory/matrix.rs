@@ -18,6 +18,7 @@
 //! they are, and 23 more powers of two below, for f16 runs out of digits under weights of 0.008. bf16 would have range
 //! but not f16's digits; f32 would be 6 % more to read.
 
+use super::codes::FourBitForm;
 use super::four_bits::{self, Form};
 use super::panel_sizes::{BLOCK, BLOCKS, PANEL};
 use super::{Buffer, Source, number_source::FromSource};
@@ -39,15 +40,16 @@ pub(crate) enum Panels {
     F32(Buffer<f32>),
     Bf16(Buffer<bf16>),
     Int8(Buffer<u32>),
-    Int4 { packed: Buffer<u32>, minima: bool },
+    Int4 { packed: Buffer<u32>, form: FourBitForm },
 }
 
 impl Matrix {
     /// Packs the rows of `sources`, one after the other: several make a fused matrix (q|k|v, gate|up).
     /// Each is row-major `[its out_features, in_features]`.
     ///
-    /// What a GGUF file has quantised keeps its bits where they fit: Q8_0 in int8, and in int4 Q4_0, Q4_1 and, with scales rounded to f16,
-    /// Q4_K. Blocks of other kinds are not made fewer bits of: where int4 was asked for, and a source is of them, all of the matrix is int8.
+    /// What a file has quantised keeps its bits where they fit: Q8_0 in int8, and in int4 Q4_0, Q4_1 and, with scales rounded to f16, Q4_K, and
+    /// codes of 4 bits that have a form. Others are not made fewer bits of: where int4 was asked for, and a source is of them, all of the matrix
+    /// is int8.
     ///
     /// # Errors
     /// If a source is not whole rows, `dtype` is int8 or int4 and a weight is not finite or enormous, or there is no memory.
@@ -69,23 +71,23 @@ impl Matrix {
             Dtype::Int8 => Panels::Int8(pack_int8(out_features, in_features, rows)?),
             Dtype::Int4 => match Form::of(sources) {
                 Form::Int8 => Panels::Int8(pack_int8(out_features, in_features, rows)?),
-                Form::FourBits { minima } => {
-                    let packed = four_bits::pack(out_features, in_features, minima, rows)?;
-                    Panels::Int4 { packed, minima }
+                Form::FourBits(form) => {
+                    let packed = four_bits::pack(out_features, in_features, form, rows)?;
+                    Panels::Int4 { packed, form }
                 }
             },
         };
         Ok(Matrix { out_features, in_features, panels })
     }
 
-    /// Memory a packed matrix takes, in bytes; one of int4 without minima.
+    /// Memory a packed matrix takes, in bytes; one of int4 without minima or zero points.
     #[must_use]
     pub fn packed_bytes(out_features: usize, in_features: usize, dtype: Dtype) -> u64 {
         let words = match dtype {
             Dtype::F32 => in_features,
             Dtype::Bf16 => in_features.next_multiple_of(DEPTH) / 2,
             Dtype::Int8 => int8_words(in_features),
-            Dtype::Int4 => four_bits::words(in_features, false),
+            Dtype::Int4 => four_bits::words(in_features, FourBitForm::Symmetric),
         };
         bytes_of_words(out_features, words)
     }
@@ -97,9 +99,7 @@ impl Matrix {
         match dtype {
             Dtype::Int4 => match Form::of(sources) {
                 Form::Int8 => Matrix::packed_bytes(out_features, in_features, Dtype::Int8),
-                Form::FourBits { minima } => {
-                    bytes_of_words(out_features, four_bits::words(in_features, minima))
-                }
+                Form::FourBits(form) => bytes_of_words(out_features, four_bits::words(in_features, form)),
             },
             _ => Matrix::packed_bytes(out_features, in_features, dtype),
         }
@@ -132,8 +132,8 @@ impl Matrix {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match self.panels {
-            Panels::Int4 { minima, .. } => {
-                bytes_of_words(self.out_features, four_bits::words(self.in_features, minima))
+            Panels::Int4 { form, .. } => {
+                bytes_of_words(self.out_features, four_bits::words(self.in_features, form))
             }
             _ => Matrix::packed_bytes(self.out_features, self.in_features, self.dtype()),
         }

@@ -1,6 +1,7 @@
 //! What a lane works on: activations, packed weights, paged KV memory.
 
 mod buffer;
+mod codes;
 mod four_bits;
 mod kv_cache;
 mod mapped;
@@ -14,6 +15,8 @@ mod tensor;
 mod weight_table;
 
 pub(crate) use buffer::Buffer;
+pub use codes::{Beside, Codes, FourBitForm, FourBits};
+pub(crate) use four_bits::E2M1;
 pub use kv_cache::{BlockId, KV_BLOCK_MULTIPLE, KvCache, KvShape, Rows};
 pub(crate) use kv_cache::{POSITIONS, Pages};
 pub use mapped::MappedFile;

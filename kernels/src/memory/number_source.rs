@@ -1,6 +1,7 @@
 //! Numbers as they lie in a checkpoint, read piece by piece in the type that is wanted.
 
 use super::buffer::Element;
+use super::codes::{Codes, FourBitForm, FourBits};
 use super::quantised_blocks::{Blocks, GROUP, Group};
 use half::{bf16, f16};
 use std::ops::Range;
@@ -43,6 +44,8 @@ pub enum Source<'a> {
     File(Stored, &'a [u8]),
     /// Whole blocks of quantised numbers in a file, widened where they are asked for. Bytes behind the last whole block are none of it.
     Blocks(Blocks, &'a [u8]),
+    /// So many quantised numbers of another layout, widened where they are asked for.
+    Codes(usize, &'a dyn Codes),
     /// So many numbers that are made when they are asked for.
     Made(usize, &'a Make<'a>),
     /// Some rows and columns of another source.
@@ -128,7 +131,7 @@ impl Source<'_> {
             Source::F16(x) => x.len(),
             Source::File(stored, x) => x.len() / stored.bytes(),
             Source::Blocks(blocks, x) => x.len() / blocks.bytes() * blocks.numbers(),
-            Source::Made(len, _) => *len,
+            Source::Codes(len, _) | Source::Made(len, _) => *len,
             Source::Part(_, slice) => slice.rows * slice.cols,
             Source::Reordered(whole, _) => whole.len(),
         }
@@ -140,11 +143,11 @@ impl Source<'_> {
         self.len() == 0
     }
 
-    /// Size where they are, in bytes; numbers that are made count as f32.
+    /// Size where they are, in bytes; numbers that are made, and codes, count as f32.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let of_one = match self {
-            Source::F32(_) | Source::Made(..) => 4,
+            Source::F32(_) | Source::Codes(..) | Source::Made(..) => 4,
             Source::Bf16(_) | Source::F16(_) => 2,
             Source::File(stored, _) => stored.bytes(),
             Source::Blocks(_, x) => return x.len() as u64,
@@ -155,36 +158,58 @@ impl Source<'_> {
         (self.len() * of_one) as u64
     }
 
-    /// How they are quantised where they are, if they are.
+    /// What the numbers of 4 bits are that [`Matrix`](crate::Matrix) holds in int4 as they are; `None` if they are not quantised where they
+    /// are.
+    ///
+    /// # Errors
+    /// They are quantised otherwise: how.
     #[must_use]
-    pub fn blocks(&self) -> Option<Blocks> {
+    pub fn four_bit_form(&self) -> Option<Result<FourBitForm, &'static str>> {
         match self {
-            Source::Blocks(blocks, _) => Some(*blocks),
-            Source::Part(whole, _) | Source::Reordered(whole, _) => whole.blocks(),
+            Source::Blocks(blocks, _) => Some(blocks.four_bit_form().ok_or("not of 4 bits")),
+            Source::Codes(_, codes) => Some(codes.form()),
+            Source::Reordered(whole, _) => whole.four_bit_form(),
+            Source::Part(whole, Slice { first, cols, stride, .. }) => {
+                let aligned = [first, cols, stride].iter().all(|size| size.is_multiple_of(GROUP));
+                let own = |form| if aligned { Ok(form) } else { Err("cut within blocks of 32") };
+                whole.four_bit_form().map(|form| form.and_then(own))
+            }
             Source::F32(_) | Source::Bf16(_) | Source::F16(_) | Source::File(..) | Source::Made(..) => None,
         }
     }
 
-    /// The group that the 32 numbers from `from` on are, if they are one of quantised numbers.
-    pub(crate) fn group(&self, from: usize) -> Option<Group<'_>> {
-        let within = |cols: usize| from % cols + GROUP <= cols;
-        match self {
-            Source::Blocks(blocks, x) if from.is_multiple_of(GROUP) => {
-                let (place, group) = (from / blocks.numbers(), from % blocks.numbers() / GROUP);
-                let block = x.get(place * blocks.bytes()..(place + 1) * blocks.bytes())?;
-                Some(Group { blocks: *blocks, block, group })
-            }
-            Source::Reordered(whole, order) if within(order.cols) => {
-                whole.group(order.stored(from / order.cols) * order.cols + from % order.cols)
-            }
-            Source::Part(whole, Slice { first, cols, stride, .. }) if within(*cols) => {
-                whole.group(first + from / cols * stride + from % cols)
-            }
-            _ => None,
+    /// The 32 numbers from `from` on, if they are some of 4 bits with a scale in common.
+    pub(crate) fn four_bits(&self, from: usize) -> Option<FourBits> {
+        match self.block(from)? {
+            (Source::Codes(_, codes), from) => codes.four_bits(from),
+            (whole, from) => whole.group(from)?.four_bits(),
         }
     }
 
-    /// The first that is infinite or no number, with its place; none of those that are made is.
+    /// The group that the 32 numbers from `from` on are, if they are one of a GGUF file's.
+    pub(crate) fn group(&self, from: usize) -> Option<Group<'_>> {
+        let (Source::Blocks(blocks, x), from) = self.block(from)? else { return None };
+        let (place, group) = (from / blocks.numbers(), from % blocks.numbers() / GROUP);
+        let block = x.get(place * blocks.bytes()..(place + 1) * blocks.bytes())?;
+        Some(Group { blocks: *blocks, block, group })
+    }
+
+    /// What the 32 numbers from `from` on are from a multiple of 32 on, if they lie together there, and that.
+    fn block(&self, from: usize) -> Option<(&Source<'_>, usize)> {
+        let within = |cols: usize| from % cols + GROUP <= cols;
+        match self {
+            Source::Reordered(whole, order) if within(order.cols) => {
+                whole.block(order.stored(from / order.cols) * order.cols + from % order.cols)
+            }
+            Source::Part(whole, Slice { first, cols, stride, .. }) if within(*cols) => {
+                whole.block(first + from / cols * stride + from % cols)
+            }
+            Source::Reordered(..) | Source::Part(..) => None,
+            _ => from.is_multiple_of(GROUP).then_some((self, from)),
+        }
+    }
+
+    /// The first that is infinite or no number, with its place; none of those that are made, or of codes, is.
     #[must_use]
     pub fn first_not_finite(&self) -> Option<(usize, f32)> {
         self.not_finite_in(0..self.len())
@@ -221,7 +246,7 @@ impl Source<'_> {
                     Some(((block * numbers).max(range.start), value))
                 });
             }
-            Source::Made(..) => None,
+            Source::Codes(..) | Source::Made(..) => None,
             Source::Reordered(whole, order) => {
                 let cols = order.cols;
                 return (range.start / cols..range.end.div_ceil(cols)).find_map(|row| {
@@ -287,6 +312,14 @@ impl Source<'_> {
                     whole.read(order.stored(row) * order.cols + col, run);
                     at += run.len();
                     rest = tail;
+                }
+            }
+            Source::Codes(len, codes) => {
+                assert!(range.end <= *len, "numbers {range:?} of {len}");
+                for (to, at) in to.chunks_mut(MADE).zip(range.step_by(MADE)) {
+                    let mut widened = [0.0; MADE];
+                    codes.widen(at, &mut widened[..to.len()]);
+                    convert(to, &widened, |x| T::from_f32(*x));
                 }
             }
             Source::Made(len, make) => {

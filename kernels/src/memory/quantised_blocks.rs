@@ -4,6 +4,7 @@
 //! Source: the block structs of ggml (`ggml-common.h`), whose names these are. What a number is, and in which order it is computed, is as
 //! ggml's `dequantize_row_*` have it, bit for bit.
 
+use super::codes::{Beside, FourBitForm, FourBits};
 use half::f16;
 
 /// Numbers that are widened together; a block has a whole number of such groups.
@@ -63,11 +64,13 @@ impl Blocks {
         }
     }
 
-    /// Whether they are numbers of 4 bits with a scale, or a scale and a minimum, for each 32: what [`Matrix`](crate::Matrix) holds in int4
-    /// as it is.
-    #[must_use]
-    pub fn has_four_bits(self) -> bool {
-        matches!(self, Blocks::Q4_0 | Blocks::Q4_1 | Blocks::Q4K)
+    /// What its numbers of 4 bits stand for, if it has one scale of such for each 32.
+    pub(crate) fn four_bit_form(self) -> Option<FourBitForm> {
+        match self {
+            Blocks::Q4_0 => Some(FourBitForm::Symmetric),
+            Blocks::Q4_1 | Blocks::Q4K => Some(FourBitForm::Minima),
+            _ => None,
+        }
     }
 
     /// Where in a block the f16 numbers stand that all others are multiplied by.
@@ -138,13 +141,6 @@ pub(crate) struct Group<'a> {
     pub(crate) group: usize,
 }
 
-/// Numbers of 4 bits: times the scale, and the minimum added; where there is none, 8 is taken off first.
-pub(crate) struct FourBits {
-    pub(crate) numbers: [u8; GROUP],
-    pub(crate) scale: f32,
-    pub(crate) minimum: Option<f32>,
-}
-
 impl Group<'_> {
     /// The numbers of a format that has one scale of 4-bit numbers for the group.
     pub(crate) fn four_bits(self) -> Option<FourBits> {
@@ -156,24 +152,24 @@ impl Group<'_> {
                 (*low, *high) = (byte & 15, byte >> 4);
             }
         };
-        let (scale, minimum) = match blocks {
+        let (scale, beside) = match blocks {
             Blocks::Q4_0 => {
                 of_halves(&block[2..]);
-                (half(block, 0), None)
+                (half(block, 0), Beside::Nothing)
             }
             Blocks::Q4_1 => {
                 of_halves(&block[4..]);
-                (half(block, 0), Some(half(block, 2)))
+                (half(block, 0), Beside::Minimum(half(block, 2)))
             }
             Blocks::Q4K => {
                 let (scale, least) = small_scales(block, group);
                 let bytes = &block[16 + group / 2 * GROUP..];
                 numbers.iter_mut().zip(bytes).for_each(|(to, byte)| *to = nibble(*byte, group));
-                (scale, Some(-least))
+                (scale, Beside::Minimum(-least))
             }
             _ => return None,
         };
-        Some(FourBits { numbers, scale, minimum })
+        Some(FourBits { numbers, scale, beside })
     }
 
     /// Scale and numbers of Q8_0.

@@ -7,6 +7,8 @@ use half::bf16;
 
 const N: usize = 16;
 
+const TABLE: [u8; 16] = [3, 0, 255, 7, 128, 90, 17, 1, 200, 33, 127, 64, 5, 250, 99, 12];
+
 /// Three numbers per lane: what each operation makes of them.
 #[derive(Clone, Copy)]
 struct All([[f32; N]; 3]);
@@ -52,6 +54,7 @@ impl Kernel for All {
                 ("mul_u32", s.mul_u32(x, y)),
                 ("and_u32", s.and_u32(x, y)),
                 ("xor_u32", s.xor_u32(x, y)),
+                ("look_up", s.look_up(&TABLE, s.and_u32(x, s.splat_u32(0x0f0f_0f0f)))),
                 ("shift_left", s.shift_left::<13>(x)),
                 ("shift_right", s.shift_right::<3>(x)),
                 ("to_f32", s.bits(s.to_f32(x))),

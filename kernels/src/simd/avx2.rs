@@ -130,6 +130,15 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn look_up(self, table: &[u8; 16], places: __m256i) -> __m256i {
+        // SAFETY: the token proves the features; the table is 16 bytes.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm256_shuffle_epi8(table, places)
+        }
+    }
+
+    #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: __m256i) -> __m256i {
         // SAFETY: the token proves the features.
         unsafe { _mm256_sll_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed())) }

@@ -160,6 +160,15 @@ impl<const BF16: bool, const VNNI: bool, const TILES: bool> Simd for Avx512<BF16
     }
 
     #[inline(always)]
+    fn look_up(self, table: &[u8; 16], places: __m512i) -> __m512i {
+        // SAFETY: the token proves the features; the table is 16 bytes.
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, places)
+        }
+    }
+
+    #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: __m512i) -> __m512i {
         // SAFETY: the token proves the features.
         unsafe { _mm512_sll_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed())) }

@@ -37,26 +37,45 @@ pub(crate) fn dispatch<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
 /// sets of [`Isa`](crate::Isa), they are compiled for that too. The results are the same.
 pub(crate) fn dispatch_bytes<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
+    if isa.isa() == crate::Isa::Amx {
+        // SAFETY: `Supported` says that the machine has it.
+        return unsafe { avx512::run_tiles(kernel) };
+    }
+    dispatch_bytes_in_vectors(isa, kernel)
+}
+
+/// The same of kernels that have nothing to do with tiles, nor with bf16: they are compiled for fewer sets.
+pub(crate) fn dispatch_bytes_in_vectors<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
+    #[cfg(target_arch = "x86_64")]
     {
         use crate::Isa;
         match isa.isa() {
-            Isa::Avx512Bf16 | Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => {
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => {
                 // SAFETY: `Supported` says that the machine has the set, and VNNI was found.
                 return unsafe { avx512::run_vnni(kernel) };
             }
+            // SAFETY: `Supported` says that the machine has these features.
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => return unsafe { avx512::run(kernel) },
             Isa::Avx2 if is_x86_feature_detected!("avxvnni") => {
-                // SAFETY: as above.
+                // SAFETY: `Supported` says that the machine has the set, and VNNI was found.
                 return unsafe { avx2::run_vnni(kernel) };
             }
-            _ => {}
+            // SAFETY: as above.
+            Isa::Avx2 => return unsafe { avx2::run(kernel) },
+            Isa::Neon | Isa::Portable => {}
         }
     }
     #[cfg(target_arch = "aarch64")]
-    if isa.isa() == crate::Isa::Neon && std::arch::is_aarch64_feature_detected!("dotprod") {
-        // SAFETY: `Supported` says that the machine has the set, and `sdot` was found.
-        return unsafe { neon::run_dot(kernel) };
+    if isa.isa() == crate::Isa::Neon {
+        if std::arch::is_aarch64_feature_detected!("dotprod") {
+            // SAFETY: `Supported` says that the machine has the set, and `sdot` was found.
+            return unsafe { neon::run_dot(kernel) };
+        }
+        // SAFETY: `Supported` says that the machine has it.
+        return unsafe { neon::run(kernel) };
     }
-    dispatch(isa, kernel)
+    let _ = isa;
+    portably(kernel)
 }
 
 /// Runs a kernel compiled for any machine: for what is too little to choose.

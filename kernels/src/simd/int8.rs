@@ -17,8 +17,8 @@ pub(crate) struct DotWhole<H>(PhantomData<H>);
 pub(crate) trait Held {
     /// Rows of words of the weights. Behind them is one with the scales of both blocks, the first in the low half.
     const ROWS: usize;
-    /// Whether one more row has, as the scales lie, what is added to each weight of a block.
-    const MINIMA: bool = false;
+    /// What one more row has, as the scales lie.
+    const BESIDE: Beside = Beside::Nothing;
 
     /// The row that has the weights of word `w` of a step's activations.
     fn row(w: usize) -> usize;
@@ -29,14 +29,31 @@ pub(crate) trait Held {
     /// Factors for [`Simd::dot_bytes`], of words of a block.
     fn factors<S: Simd>(s: S, words: S::I, block: usize) -> S::I;
 
-    /// The scales of one block, of pairs of them; the minima too.
-    fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F;
+    /// The scales of one block, of pairs of them.
+    fn scales<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F;
+
+    /// What the row behind the scales has for one block, of pairs.
+    #[inline(always)]
+    fn beside_scales<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
+        Self::scales(s, pairs, block)
+    }
 
     /// Whether dot products begin with what is [`Held::beside`] the activations.
     fn has_offset<S: Simd>() -> bool;
 
     /// What is kept beside a block of activations.
-    fn beside(activations: &Quantised) -> u32;
+    fn beside<S: Simd>(activations: &Quantised) -> u32;
+}
+
+/// What the weights of a block have beside their scale.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beside {
+    /// No row more.
+    Nothing,
+    /// What is added to each weight, once it is scaled. Beside activations is their sum.
+    Minima,
+    /// What is taken off each before. Beside activations is the sum of their bytes, less than zero.
+    ZeroPoints,
 }
 
 /// A byte each, 128 more than the weight.
@@ -64,7 +81,7 @@ impl Held for Int8 {
     }
 
     #[inline(always)]
-    fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
+    fn scales<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
         one_of(s, pairs, block)
     }
 
@@ -74,7 +91,7 @@ impl Held for Int8 {
     }
 
     #[inline(always)]
-    fn beside(activations: &Quantised) -> u32 {
+    fn beside<S: Simd>(activations: &Quantised) -> u32 {
         (-128 * activations.sum).cast_unsigned()
     }
 }
@@ -88,7 +105,7 @@ const BESIDE: usize = SCALES + BLOCKS;
 impl<S: Simd, H: Held> Product<S> for DotWhole<H> {
     type Weight = u32;
     const INPUTS: usize = BLOCKS * BLOCK;
-    const WEIGHTS: usize = H::ROWS + 1 + H::MINIMA as usize;
+    const WEIGHTS: usize = H::ROWS + 1 + !matches!(H::BESIDE, Beside::Nothing) as usize;
     const WORDS: usize = BESIDE + BLOCKS;
     const CHUNK: usize = BESIDE + BLOCKS;
     const MOST_ROWS: usize = 12;
@@ -107,24 +124,14 @@ impl<S: Simd, H: Held> Product<S> for DotWhole<H> {
             unsafe {
                 let at = Block { block, activations, weights, ask: H::ask(ask, block) };
                 let dots = at.dots::<S, H, R, V>(s);
-                let scales = at.one_of::<S, H, V>(s, H::ROWS);
+                let scales = at.scales::<S, H, V>(s);
+                let beside = at.beside_scales::<S, H, V>(s);
                 for (r, (sums, dots)) in sums.iter_mut().zip(&dots).enumerate() {
-                    let x = s.splat(at.word(SCALES + block, r));
-                    for ((sums, dots), scales) in sums.iter_mut().zip(dots).zip(&scales) {
-                        for ((sum, dot), scale) in sums.iter_mut().zip(dots).zip(scales) {
-                            *sum = s.fused(s.to_f32(*dot), s.mul(*scale, x), *sum);
-                        }
-                    }
-                }
-                if H::MINIMA {
-                    let minima = at.one_of::<S, H, V>(s, H::ROWS + 1);
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        let x = s.splat(at.word(BESIDE + block, r));
-                        for (sums, minima) in sums.iter_mut().zip(&minima) {
-                            for (sum, minimum) in sums.iter_mut().zip(minima) {
-                                *sum = s.fused(*minimum, x, *sum);
-                            }
-                        }
+                    let of_row = at.row::<S>(s, r);
+                    let sums = sums.as_flattened_mut().iter_mut().zip(dots.as_flattened());
+                    let of_block = scales.as_flattened().iter().zip(beside.as_flattened());
+                    for ((sum, dot), (scale, beside)) in sums.zip(of_block) {
+                        *sum = add::<S, H>(s, *sum, *dot, [*scale, *beside], of_row);
                     }
                 }
             }
@@ -161,7 +168,7 @@ impl<S: Simd, H: Held> Product<S> for DotWhole<H> {
                 let words = quantised.bytes.as_chunks::<4>().0.iter().zip(&mut to[block * WORDS..]);
                 words.for_each(|(four, word)| *word = f32::from_bits(u32::from_le_bytes(*four)));
                 to[SCALES + block] = quantised.scale;
-                to[BESIDE + block] = f32::from_bits(H::beside(&quantised));
+                to[BESIDE + block] = f32::from_bits(H::beside::<S>(&quantised));
             }
         }
     }
@@ -226,42 +233,72 @@ impl<const P: usize> Block<P> {
         // SAFETY: the caller's promise.
         unsafe {
             let dots = self.dots::<S, H, R, V>(s);
-            let scales = self.one_of::<S, H, V>(s, H::ROWS);
-            let mut minima = [[s.splat(0.0); V]; P];
-            if H::MINIMA {
-                minima = self.one_of::<S, H, V>(s, H::ROWS + 1);
-            }
+            let scales = self.scales::<S, H, V>(s);
+            let beside = self.beside_scales::<S, H, V>(s);
             for (r, dots) in dots.iter().enumerate() {
-                let x = s.splat(self.word(SCALES + self.block, r));
-                let of_minima = s.splat(self.word(BESIDE + self.block, r));
-                let both = scales.as_flattened().iter().zip(minima.as_flattened());
-                for (i, (dot, (scale, minimum))) in dots.as_flattened().iter().zip(both).enumerate() {
+                let of_row = self.row::<S>(s, r);
+                let both = scales.as_flattened().iter().zip(beside.as_flattened());
+                for (i, (dot, (scale, beside))) in dots.as_flattened().iter().zip(both).enumerate() {
                     let at = sums.add((r * P * V + i) * S::LANES);
-                    let mut sum = s.fused(s.to_f32(*dot), s.mul(*scale, x), s.load(at));
-                    if H::MINIMA {
-                        sum = s.fused(*minimum, of_minima, sum);
-                    }
-                    s.store(at, sum);
+                    s.store(at, add::<S, H>(s, s.load(at), *dot, [*scale, *beside], of_row));
                 }
             }
         }
     }
 
-    /// The weights' scales or minima, which are in that row of words.
+    /// The scale of a row's activations, and what is beside it.
+    ///
+    /// # Safety
+    /// The step has the row.
+    #[inline(always)]
+    unsafe fn row<S: Simd>(&self, s: S, row: usize) -> [S::F; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            [s.splat(self.word(SCALES + self.block, row)), s.splat(self.word(BESIDE + self.block, row))]
+        }
+    }
+
+    /// The weights' scales.
     ///
     /// # Safety
     /// As for [`Block::dots`].
     #[inline(always)]
-    unsafe fn one_of<S: Simd, H: Held, const V: usize>(&self, s: S, row: usize) -> [[S::F; V]; P] {
-        let mut found = [[s.splat(0.0); V]; P];
+    unsafe fn scales<S: Simd, H: Held, const V: usize>(&self, s: S) -> [[S::F; V]; P] {
         // SAFETY: the caller's promise.
-        let pairs = unsafe { load_words::<S, _, P, V>(s, self.weights, row, self.ask) };
-        for (found, pairs) in found.iter_mut().zip(&pairs) {
-            for (found, pair) in found.iter_mut().zip(pairs) {
-                *found = H::one_of(s, *pair, self.block);
-            }
+        let pairs = unsafe { load_words::<S, _, P, V>(s, self.weights, H::ROWS, self.ask) };
+        pairs.map(|pairs| pairs.map(|pair| H::scales(s, pair, self.block)))
+    }
+
+    /// What they have beside them; zeros if that is nothing.
+    ///
+    /// # Safety
+    /// As for [`Block::dots`].
+    #[inline(always)]
+    unsafe fn beside_scales<S: Simd, H: Held, const V: usize>(&self, s: S) -> [[S::F; V]; P] {
+        if H::BESIDE == Beside::Nothing {
+            return [[s.splat(0.0); V]; P];
         }
-        found
+        // SAFETY: the caller's promise.
+        let pairs = unsafe { load_words::<S, _, P, V>(s, self.weights, H::ROWS + 1, self.ask) };
+        pairs.map(|pairs| pairs.map(|pair| H::beside_scales(s, pair, self.block)))
+    }
+}
+
+/// Adds a block's dot product: of an output, its scale and what is beside it, and of a row the same.
+#[inline(always)]
+fn add<S: Simd, H: Held>(
+    s: S,
+    sum: S::F,
+    dot: S::I,
+    [scale, beside]: [S::F; 2],
+    [x, of_row]: [S::F; 2],
+) -> S::F {
+    let (dot, scale) = (s.to_f32(dot), s.mul(scale, x));
+    match H::BESIDE {
+        Beside::Nothing => s.fused(dot, scale, sum),
+        Beside::Minima => s.fused(beside, of_row, s.fused(dot, scale, sum)),
+        // Whole numbers below 2^17: exact.
+        Beside::ZeroPoints => s.fused(s.fused(beside, of_row, dot), scale, sum),
     }
 }
 

@@ -38,9 +38,9 @@ mod neon;
 mod panel;
 mod portable;
 
-pub(crate) use dispatch::{dispatch, dispatch_bytes, portably};
+pub(crate) use dispatch::{dispatch, dispatch_bytes, dispatch_bytes_in_vectors, portably};
 use half::bf16;
-pub(crate) use int4::DotInt4;
+pub(crate) use int4::{DotE2m1, DotMinima, DotSymmetric, DotZeroPoints};
 pub(crate) use int8::DotInt8;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use int8::{one_of, quantise};
@@ -125,6 +125,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Adds to each lane of `sum` the products of the lane's four bytes of `a`, unsigned if not [`Simd::SIGNED`], with those of `b`,
     /// signed. Exact.
     fn dot_bytes(self, sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// The byte of `table` that each byte of `places` names; those are below 16.
+    fn look_up(self, table: &[u8; 16], places: Self::I) -> Self::I;
     fn shift_left<const N: u32>(self, a: Self::I) -> Self::I;
     fn shift_right<const N: u32>(self, a: Self::I) -> Self::I;
     fn select_u32(self, m: Self::M, yes: Self::I, no: Self::I) -> Self::I;

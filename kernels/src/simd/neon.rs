@@ -128,6 +128,12 @@ impl<const SDOT: bool> Simd for Neon<SDOT> {
         }
     }
 
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], places: uint32x4_t) -> uint32x4_t {
+        // SAFETY: the token proves the features; the table is 16 bytes.
+        unsafe { vreinterpretq_u32_u8(vqtbl1q_u8(vld1q_u8(table.as_ptr()), vreinterpretq_u8_u32(places))) }
+    }
+
     // Shifts by a constant in a register: the compiler makes immediate ones of them.
     #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: uint32x4_t) -> uint32x4_t {

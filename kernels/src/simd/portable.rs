@@ -145,6 +145,10 @@ impl Simd for Portable {
         })
     }
     #[inline(always)]
+    fn look_up(self, table: &[u8; 16], places: [u32; N]) -> [u32; N] {
+        places.map(|four| u32::from_le_bytes(four.to_le_bytes().map(|place| table[usize::from(place & 15)])))
+    }
+    #[inline(always)]
     fn shift_left<const BITS: u32>(self, a: [u32; N]) -> [u32; N] {
         a.map(|x| x << BITS)
     }

@@ -1,5 +1,5 @@
-//! The tensors of a checkpoint whose matrices are quantised, as the numbers that they stand for: widened to f32 where they are asked for, and
-//! nothing is held twice.
+//! The tensors of a checkpoint whose matrices are quantised: the numbers that their codes stand for, widened to f32 where they are asked for,
+//! or the codes of 4 bits themselves. Nothing is held twice.
 //!
 //! ```text
 //! compressed-tensors  weight, weight_scale, weight_zero_point         [outputs, inputs], scales [rows, groups]
@@ -9,9 +9,10 @@
 //! GPTQ                qweight, qzeros, scales, g_idx                  [inputs / 8, outputs], scales [groups, outputs]
 //! ```
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 
-use faser_kernels::{Make, Source, Stored};
+use faser_kernels::{Beside, Codes, FourBitForm, FourBits, Source, Stored};
 
 use super::header::Placed;
 use super::{Checkpoint, Header};
@@ -45,20 +46,13 @@ const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 pub(crate) struct Dequantised<'a> {
     checkpoint: &'a Checkpoint<'a>,
     /// By their modules.
-    matrices: HashMap<String, Widened<'a>>,
-}
-
-/// A matrix, and what makes its numbers.
-struct Widened<'a> {
-    matrix: Quantised<'a>,
-    make: Box<Make<'a>>,
+    matrices: HashMap<String, Quantised<'a>>,
 }
 
 /// A quantised matrix `[outputs, inputs]`: each number is `(code - zero point) * scale`.
-#[derive(Clone, Copy)]
 struct Quantised<'a> {
     shape: [usize; 2],
-    codes: Codes<'a>,
+    codes: Stores<'a>,
     zeros: Zeros<'a>,
     scales: Numbers<'a>,
     /// The scales are `[groups, outputs]`, and not the other way round.
@@ -68,10 +62,13 @@ struct Quantised<'a> {
     groups: usize,
     /// The group of each input, if they are not in their order: i32.
     order: Option<&'a [u8]>,
+    /// What its codes are, once it was asked for: all zero points are looked at.
+    form: OnceCell<Result<FourBitForm, &'static str>>,
 }
 
+/// Where codes lie.
 #[derive(Clone, Copy)]
-enum Codes<'a> {
+enum Stores<'a> {
     Fp8(&'a [u8]),
     Int8(&'a [u8]),
     /// Along the inputs: `[outputs, words]`.
@@ -148,13 +145,12 @@ impl<'a> Dequantised<'a> {
                 continue;
             }
             let matrix = Reader { checkpoint, module }.matrix(quantisation)?;
-            let make: Box<Make<'a>> = Box::new(move |from, to| matrix.write(from, to));
-            matrices.insert(module.to_owned(), Widened { matrix, make });
+            matrices.insert(module.to_owned(), matrix);
         }
         Ok(Dequantised { checkpoint, matrices })
     }
 
-    fn matrix(&self, name: &str) -> Option<(&str, &Widened<'a>)> {
+    fn matrix(&self, name: &str) -> Option<(&str, &Quantised<'a>)> {
         let (stored, _) = self.checkpoint.experts.stored(name);
         let module = stored.strip_suffix(".weight")?;
         self.matrices.get_key_value(module).map(|(module, matrix)| (module.as_str(), matrix))
@@ -169,15 +165,15 @@ impl Tensors for Dequantised<'_> {
         };
         let plain = self.checkpoint.headers.iter().flat_map(Header::iter);
         let plain = plain.filter(|(name, _)| !of_matrix(name)).map(|(_, placed)| placed.bytes.len() as u64);
-        let made = self.matrices.values().map(|widened| {
-            let [outputs, inputs] = widened.matrix.shape;
-            (outputs * inputs * size_of::<f32>()) as u64
-        });
+        let made = self
+            .matrices
+            .values()
+            .map(|Quantised { shape: [outputs, inputs], .. }| (outputs * inputs * size_of::<f32>()) as u64);
         plain.sum::<u64>() + made.sum::<u64>()
     }
 
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
-        let Some((module, Widened { matrix, make })) = self.matrix(name) else {
+        let Some((module, matrix)) = self.matrix(name) else {
             return self.checkpoint.tensor(name, shape, reason);
         };
         PARTS.iter().for_each(|part| self.checkpoint.take(&format!("{module}.{part}")));
@@ -190,7 +186,7 @@ impl Tensors for Dequantised<'_> {
                 reason: reason.to_owned(),
             });
         }
-        Ok(Source::Made(matrix.shape.iter().product(), &**make))
+        Ok(Source::Codes(matrix.shape.iter().product(), matrix))
     }
 
     fn integers(&self, name: &str, count: usize, reason: &str) -> Result<Vec<i64>, ModelError> {
@@ -198,7 +194,7 @@ impl Tensors for Dequantised<'_> {
     }
 
     fn look(&self, name: &str) -> Result<(), ModelError> {
-        let Some((module, Widened { matrix, .. })) = self.matrix(name) else { return Ok(()) };
+        let Some((module, matrix)) = self.matrix(name) else { return Ok(()) };
         match matrix.first_not_finite() {
             None => Ok(()),
             Some((part, place, value)) => {
@@ -240,7 +236,7 @@ impl<'a> Reader<'a> {
         let (placed, bytes) = self.needed("weight")?;
         let shape = self.two("weight", placed)?;
         self.check("weight", placed, if integers { "I8" } else { "F8_E4M3" }, shape)?;
-        let codes = if integers { Codes::Int8(bytes) } else { Codes::Fp8(bytes) };
+        let codes = if integers { Stores::Int8(bytes) } else { Stores::Fp8(bytes) };
         let groups = groups(shape[1], block[1]);
         let of_scales = [self::groups(shape[0], block[0]), groups];
         let zeros = match self.optional("weight_zero_point") {
@@ -252,7 +248,8 @@ impl<'a> Reader<'a> {
         };
         let scales = self.numbers(scales, of_scales)?;
         let order = self.order("weight_g_idx", shape[1], groups)?;
-        Ok(Quantised { shape, codes, zeros, scales, by_group: false, block, groups, order })
+        let form = OnceCell::new();
+        Ok(Quantised { shape, codes, zeros, scales, by_group: false, block, groups, order, form })
     }
 
     fn packed(&self, bits: usize, block: [usize; 2]) -> Result<Quantised<'a>, ModelError> {
@@ -279,7 +276,7 @@ impl<'a> Reader<'a> {
         };
         let scales = self.numbers("weight_scale", [rows, groups])?;
         let order = self.order("weight_g_idx", inputs, groups)?;
-        let codes = Codes::Packed(words, bits);
+        let codes = Stores::Packed(words, bits);
         Ok(Quantised {
             shape: [outputs, inputs],
             codes,
@@ -289,6 +286,7 @@ impl<'a> Reader<'a> {
             block,
             groups,
             order,
+            form: OnceCell::new(),
         })
     }
 
@@ -304,14 +302,15 @@ impl<'a> Reader<'a> {
         let (placed, zeros) = self.needed("qzeros")?;
         self.check("qzeros", placed, "I32", [groups, outputs.div_ceil(each)])?;
         let (codes, zeros, order) = match gptq {
-            None => (Codes::Awq(words), Zeros::Awq(zeros), None),
+            None => (Stores::Awq(words), Zeros::Awq(zeros), None),
             Some(offset) => {
                 let order = self.order("g_idx", inputs, groups)?;
-                (Codes::Gptq(words, bits), Zeros::Gptq(zeros, bits, offset), order)
+                (Stores::Gptq(words, bits), Zeros::Gptq(zeros, bits, offset), order)
             }
         };
         let scales = self.numbers("scales", [groups, outputs])?;
-        Ok(Quantised { shape, codes, zeros, scales, by_group: true, block: [1, group], groups, order })
+        let (block, form) = ([1, group], OnceCell::new());
+        Ok(Quantised { shape, codes, zeros, scales, by_group: true, block, groups, order, form })
     }
 
     fn name(&self, part: &str) -> String {
@@ -395,15 +394,25 @@ fn of_words(words: &[u8], first: usize, step: usize, place: usize, bits: usize) 
     (word >> (place % each * bits) & ((1 << bits) - 1)) as i32
 }
 
+/// 32 of 4 bits, from word `first` on, words being `step` apart.
+fn nibbles(words: &[u8], first: usize, step: usize, to: &mut [u8; BLOCK]) {
+    for (i, eight) in to.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let word = word(words, first + i * step);
+        (0..).zip(eight).for_each(|(place, to)| *to = (word >> (4 * place) & 15) as u8);
+    }
+}
+
 /// The same of an AWQ row of words.
 fn of_awq(words: &[u8], first: usize, place: usize) -> i32 {
     let within = AWQ_ORDER.iter().position(|known| *known == place % 8).unwrap_or_default();
     (word(words, first + place / 8) >> (4 * within) & 15) as i32
 }
 
-impl Quantised<'_> {
-    /// Numbers from this one on.
-    fn write(&self, from: usize, to: &mut [f32]) {
+/// Inputs that kernels take with one scale.
+const BLOCK: usize = 32;
+
+impl Codes for Quantised<'_> {
+    fn widen(&self, from: usize, to: &mut [f32]) {
         let [_, inputs] = self.shape;
         // A scale and a zero point are those of many numbers, one after the other.
         let mut last = None;
@@ -416,10 +425,54 @@ impl Quantised<'_> {
                 last = Some((output, group));
             }
             *to = match self.codes {
-                Codes::Fp8(bytes) => e4m3(bytes[at]) * scale,
+                Stores::Fp8(bytes) => e4m3(bytes[at]) * scale,
                 _ => (self.code(output, input) - zero) as f32 * scale,
             };
         }
+    }
+
+    fn form(&self) -> Result<FourBitForm, &'static str> {
+        *self.form.get_or_init(|| self.find_form())
+    }
+
+    fn four_bits(&self, from: usize) -> Option<FourBits> {
+        let form = self.form().ok()?;
+        let (output, input) = (from / self.shape[1], from % self.shape[1]);
+        let (group, mut numbers) = (self.group(input), [0; BLOCK]);
+        let outputs = self.shape[0];
+        match self.codes {
+            Stores::Packed(words, 4) => {
+                nibbles(words, output * self.shape[1].div_ceil(8) + input / 8, 1, &mut numbers);
+            }
+            Stores::Gptq(words, 4) => nibbles(words, output + input / 8 * outputs, outputs, &mut numbers),
+            _ => (input..).zip(&mut numbers).for_each(|(input, to)| *to = self.code(output, input) as u8),
+        }
+        let beside = match form {
+            FourBitForm::ZeroPoints => Beside::ZeroPoint(u8::try_from(self.zero(output, group)).ok()?),
+            _ => Beside::Nothing,
+        };
+        Some(FourBits { numbers, scale: self.scales.at(self.place(output, group)), beside })
+    }
+}
+
+impl Quantised<'_> {
+    fn find_form(&self) -> Result<FourBitForm, &'static str> {
+        let [outputs, inputs] = self.shape;
+        if !matches!(self.codes, Stores::Packed(_, 4) | Stores::Awq(_) | Stores::Gptq(_, 4)) {
+            return Err("not of 4 bits");
+        }
+        if !inputs.is_multiple_of(BLOCK) || (self.groups > 1 && !self.block[1].is_multiple_of(BLOCK)) {
+            return Err("a scale of other inputs than 32 or a multiple of it");
+        }
+        let apart = |block: usize| (1..BLOCK).any(|i| self.group(block + i) != self.group(block));
+        if self.order.is_some() && (0..inputs).step_by(BLOCK).any(apart) {
+            return Err("inputs in another order than their groups (desc_act)");
+        }
+        let all_eight = match self.zeros {
+            Zeros::All(zero) => zero == 8,
+            _ => (0..outputs).all(|output| (0..self.groups).all(|group| self.zero(output, group) == 8)),
+        };
+        Ok(if all_eight { FourBitForm::Symmetric } else { FourBitForm::ZeroPoints })
     }
 
     fn group(&self, input: usize) -> usize {
@@ -439,13 +492,13 @@ impl Quantised<'_> {
     fn code(&self, output: usize, input: usize) -> i32 {
         let [outputs, inputs] = self.shape;
         match self.codes {
-            Codes::Fp8(_) => 0,
-            Codes::Int8(bytes) => i32::from(bytes[output * inputs + input] as i8),
-            Codes::Packed(words, bits) => {
+            Stores::Fp8(_) => 0,
+            Stores::Int8(bytes) => i32::from(bytes[output * inputs + input] as i8),
+            Stores::Packed(words, bits) => {
                 of_words(words, output * (inputs * bits).div_ceil(32), 1, input, bits)
             }
-            Codes::Awq(words) => of_awq(words, input * (outputs / 8), output),
-            Codes::Gptq(words, bits) => of_words(words, output, outputs, input, bits),
+            Stores::Awq(words) => of_awq(words, input * (outputs / 8), output),
+            Stores::Gptq(words, bits) => of_words(words, output, outputs, input, bits),
         }
     }
 
@@ -469,7 +522,7 @@ impl Quantised<'_> {
         if let Some(place) = (0..self.scales.len()).find(bad) {
             return Some(("scales", place, self.scales.at(place)));
         }
-        let Codes::Fp8(bytes) = self.codes else { return None };
+        let Stores::Fp8(bytes) = self.codes else { return None };
         let place = bytes.iter().position(|code| code & 0x7F == 0x7F)?;
         Some(("weights", place, f32::NAN))
     }
@@ -506,5 +559,52 @@ mod tests {
             assert_eq!(e4m3(code), number, "{code:#x}");
         }
         assert!(e4m3(0xFF).is_nan());
+    }
+
+    /// Words that look like noise.
+    fn noise(words: usize) -> Vec<u8> {
+        (0..words as u32).flat_map(|i| (i.wrapping_mul(2_654_435_761) ^ i << 13).to_le_bytes()).collect()
+    }
+
+    /// What is handed out as codes is what is widened, to the bit.
+    #[test]
+    fn blocks_of_four_bits_are_the_numbers_that_are_widened() {
+        let (outputs, inputs, group) = (16, 128, 64);
+        let groups = inputs / group;
+        let (codes, zeros) = (noise(outputs * inputs / 8), noise(outputs * groups / 8));
+        let scales: Vec<u8> = (0..outputs * groups)
+            .flat_map(|i| half::f16::from_f32(0.01 * i as f32 - 0.1).to_le_bytes())
+            .collect();
+        let backwards: Vec<u8> =
+            (0..inputs).flat_map(|i| ((groups - 1 - i / group) as i32).to_le_bytes()).collect();
+        for (codes, zeros, by_group, order) in [
+            (Stores::Packed(&codes, 4), Zeros::All(8), false, None),
+            (Stores::Packed(&codes, 4), Zeros::Packed(&zeros, 4), false, None),
+            (Stores::Awq(&codes), Zeros::Awq(&zeros), true, None),
+            (Stores::Gptq(&codes, 4), Zeros::Gptq(&zeros, 4, 1), true, None),
+            (Stores::Gptq(&codes, 4), Zeros::Gptq(&zeros, 4, 0), true, Some(&backwards[..])),
+        ] {
+            let matrix = Quantised {
+                shape: [outputs, inputs],
+                codes,
+                zeros,
+                scales: Numbers { stored: Stored::F16, bytes: &scales },
+                by_group,
+                block: [1, group],
+                groups,
+                order,
+                form: OnceCell::new(),
+            };
+            let symmetric = matches!(zeros, Zeros::All(_));
+            let form = if symmetric { FourBitForm::Symmetric } else { FourBitForm::ZeroPoints };
+            assert_eq!(matrix.form(), Ok(form));
+            for from in (0..outputs * inputs).step_by(BLOCK) {
+                let mut widened = [0.0; BLOCK];
+                matrix.widen(from, &mut widened);
+                let FourBits { numbers, scale, beside } = matrix.four_bits(from).unwrap();
+                let zero = if let Beside::ZeroPoint(zero) = beside { f32::from(zero) } else { 8.0 };
+                assert_eq!(numbers.map(|number| (f32::from(number) - zero) * scale), widened, "{form:?}");
+            }
+        }
     }
 }

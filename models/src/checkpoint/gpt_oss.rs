@@ -1,5 +1,5 @@
 //! Experts as gpt-oss has them: those of a layer in one tensor, in which outputs of gate and up take turns, of numbers or of codes in four bits
-//! (MXFP4), which are widened where they are asked for.
+//! (MXFP4), which are widened where they are asked for, or taken as they are.
 //!
 //! ```text
 //! mlp.experts.gate_up_proj_blocks  [experts, 2 outputs, inputs / 32, 16]  two codes (E2M1) to a byte, the first in the lower bits
@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use faser_kernels::{Make, Source};
+use faser_kernels::{Beside, Codes, FourBitForm, FourBits, Make, Source};
 
 use super::dequantised::Numbers;
 use super::header::Placed;
@@ -41,9 +41,61 @@ pub(crate) struct GptOss<'a> {
 /// A matrix or a bias of one expert.
 struct Made<'a> {
     shape: Vec<usize>,
-    make: Box<Make<'a>>,
+    of_what: OfWhat<'a>,
     /// The tensor that it is made of, and the one with its scales.
     of: [Option<&'a str>; 2],
+}
+
+enum OfWhat<'a> {
+    Codes(Microscaled<'a>),
+    Numbers(Box<Make<'a>>),
+}
+
+/// Codes of an expert's matrix.
+struct Microscaled<'a> {
+    part: Part,
+    /// Scales of an output.
+    groups: usize,
+    codes: &'a [u8],
+    scales: &'a [u8],
+}
+
+impl Codes for Microscaled<'_> {
+    fn widen(&self, from: usize, to: &mut [f32]) {
+        for (to, at) in to.iter_mut().zip(from..) {
+            let group = self.group(at);
+            let byte = self.codes[group * BLOCK_BYTES + at % BLOCK / 2];
+            *to = e2m1(byte >> (4 * (at % 2))) * e8m0(self.scales[group]);
+        }
+    }
+
+    fn form(&self) -> Result<FourBitForm, &'static str> {
+        Ok(FourBitForm::E2m1)
+    }
+
+    fn four_bits(&self, from: usize) -> Option<FourBits> {
+        let group = self.group(from);
+        let bytes = self.codes.get(group * BLOCK_BYTES..)?.first_chunk::<BLOCK_BYTES>()?;
+        let numbers = std::array::from_fn(|i| bytes[i / 2] >> (4 * (i % 2)) & 15);
+        Some(FourBits { numbers, scale: e8m0(*self.scales.get(group)?), beside: Beside::Nothing })
+    }
+}
+
+impl Microscaled<'_> {
+    /// The group in the stack that a number of the matrix is in.
+    fn group(&self, at: usize) -> usize {
+        let (output, input) = (at / (self.groups * BLOCK), at % (self.groups * BLOCK));
+        self.part.row(output) * self.groups + input / BLOCK
+    }
+}
+
+impl OfWhat<'_> {
+    fn read(&self, from: usize, to: &mut [f32]) {
+        match self {
+            OfWhat::Codes(codes) => codes.widen(from, to),
+            OfWhat::Numbers(make) => make(from, to),
+        }
+    }
 }
 
 /// Which part of a stack.
@@ -114,19 +166,12 @@ impl<'a> GptOss<'a> {
         }
         let (_, bytes) = self.checkpoint.stored(name).ok_or_else(|| self.checkpoint.missing(name, ""))?;
         for (part, projection) in self.parts(name, placed, (experts, rows), projections)? {
-            let make = move |from: usize, to: &mut [f32]| {
-                for (to, at) in to.iter_mut().zip(from..) {
-                    let (output, input) = (at / (groups * BLOCK), at % (groups * BLOCK));
-                    let group = part.row(output) * groups + input / BLOCK;
-                    let byte = bytes[group * BLOCK_BYTES + input % BLOCK / 2];
-                    *to = e2m1(byte >> (4 * (input % 2))) * e8m0(scale_bytes[group]);
-                }
-            };
+            let codes = Microscaled { part, groups, codes: bytes, scales: scale_bytes };
             self.made.insert(
                 format!("{layer}.mlp.experts.{}.{projection}.weight", part.expert),
                 Made {
                     shape: vec![part.outputs, groups * BLOCK],
-                    make: Box::new(make),
+                    of_what: OfWhat::Codes(codes),
                     of: [Some(name), Some(scales)],
                 },
             );
@@ -168,7 +213,7 @@ impl<'a> GptOss<'a> {
             };
             self.made.insert(
                 format!("{layer}.mlp.experts.{}.{projection}.{kind}", part.expert),
-                Made { shape, make: Box::new(make), of: [Some(name), None] },
+                Made { shape, of_what: OfWhat::Numbers(Box::new(make)), of: [Some(name), None] },
             );
         }
         Ok(())
@@ -226,7 +271,11 @@ impl Tensors for GptOss<'_> {
                 reason: reason.to_owned(),
             });
         }
-        Ok(Source::Made(shape.iter().product(), &*made.make))
+        let count = shape.iter().product();
+        Ok(match &made.of_what {
+            OfWhat::Codes(codes) => Source::Codes(count, codes),
+            OfWhat::Numbers(make) => Source::Made(count, &**make),
+        })
     }
 
     fn integers(&self, name: &str, count: usize, reason: &str) -> Result<Vec<i64>, ModelError> {
@@ -238,7 +287,7 @@ impl Tensors for GptOss<'_> {
         let (count, mut some) = (made.shape.iter().product::<usize>(), [0.0; 4096]);
         for from in (0..count).step_by(some.len()) {
             let some = &mut some[..(count - from).min(4096)];
-            (made.make)(from, some);
+            made.of_what.read(from, some);
             if let Some(place) = some.iter().position(|number| !number.is_finite()) {
                 let value = some[place];
                 return Err(ModelError::NotFinite { tensor: name.to_owned(), place: from + place, value });

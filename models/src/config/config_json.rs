@@ -95,9 +95,7 @@ impl ModelConfig {
             notes: stretched(max_context, longest, &sliding_rope),
         };
         if let Some(quantised) = config.quantised {
-            config.notes.push(format!(
-                "weights are quantised ({quantised}): they are widened as they are loaded, and held in what `model.dtype` says"
-            ));
+            config.notes.push(format!("weights are quantised ({quantised})"));
         }
         family.shape(keys, sliding_rope, &mut config)?;
         Ok(config)

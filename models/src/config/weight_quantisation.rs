@@ -1,7 +1,9 @@
-//! How the weights of a safetensors checkpoint are quantised: `quantization_config`. They are dequantised as they are loaded.
+//! How the weights of a safetensors checkpoint are quantised: `quantization_config`. They are dequantised as they are loaded, or held
+//! in int4 as they are.
 //!
 //! Sources: the package compressed-tensors 0.20; AutoAWQ's gemm layout; GPTQModel's formats; the FP8 checkpoints of DeepSeek and Qwen.
 
+use faser_kernels::FourBitForm;
 use serde_json::Value;
 
 use super::json_keys::{Keys, MAX_WIDTH};
@@ -42,6 +44,35 @@ pub enum WeightQuantisation {
     },
     /// Experts of gpt-oss: codes of 4 bits (E2M1), and a power of two for 32 of them.
     Mxfp4,
+}
+
+impl WeightQuantisation {
+    /// What its codes of 4 bits are in int4, as far as config.json tells: with zero points, if there may be some.
+    ///
+    /// # Errors
+    /// They are not held so: why.
+    pub(crate) fn likely_form(self) -> Result<FourBitForm, &'static str> {
+        let group = match self {
+            WeightQuantisation::Packed { bits: 4, block: [_, group] }
+            | WeightQuantisation::Awq { group }
+            | WeightQuantisation::Gptq { bits: 4, group, .. } => group,
+            WeightQuantisation::Mxfp4 => return Ok(FourBitForm::E2m1),
+            _ => return Err("not of 4 bits"),
+        };
+        let fits = group == usize::MAX || group.is_multiple_of(32);
+        if fits { Ok(FourBitForm::ZeroPoints) } else { Err("other groups than of 32 or a multiple") }
+    }
+
+    /// Whether it has 4 bits for a number.
+    #[must_use]
+    pub fn has_four_bits(self) -> bool {
+        !matches!(
+            self,
+            WeightQuantisation::Bytes { .. }
+                | WeightQuantisation::Packed { bits: 8, .. }
+                | WeightQuantisation::Gptq { bits: 8, .. }
+        )
+    }
 }
 
 const SECTION: &str = "quantization_config";

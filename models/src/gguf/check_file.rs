@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::{Gguf, GgufTensors, config};
-use crate::load::{Held, counted};
+use crate::load::{Held, Packing, counted};
 use crate::{ModelConfig, ModelError, Shard, Tokenizer};
 use faser_kernels::Dtype;
 
@@ -18,7 +18,12 @@ pub fn check_gguf(path: &Path, file: &[u8]) -> Result<(ModelConfig, Vec<Range<us
     let gguf = gguf.ok_or_else(|| ModelError::format(path, &"it has no parts"))?;
     let config = config(&gguf)?;
     Tokenizer::of_gguf(&gguf.metadata, &config)?;
-    counted(&config, Shard::WHOLE, &mut GgufTensors::new(&gguf, &config), Held::Panels(Dtype::F32))?;
+    counted(
+        &config,
+        Shard::WHOLE,
+        &mut GgufTensors::new(&gguf, &config),
+        Held::Panels(Packing::new(&config, Dtype::F32)),
+    )?;
     let start = file.as_ptr() as usize;
     let place = |data: &[u8]| {
         let from = data.as_ptr() as usize - start;

@@ -58,7 +58,7 @@ impl Cut {
 mod tests {
     use std::cell::RefCell;
 
-    use super::super::{CpuPacker, Tensors, load};
+    use super::super::{CpuPacker, Packing, Tensors, load};
     use super::*;
     use crate::ModelError;
     use crate::synthetic::SyntheticSpec;
@@ -121,8 +121,8 @@ mod tests {
         };
         let mut tensors = Asked { counted: &counted, makes: (0..expected.len()).map(make).collect() };
         for shard in Shard::all(4) {
-            load(&whole, shard, None, &mut tensors, &mut CpuPacker { dtype: Dtype::F32 }, &mut |_| {})
-                .unwrap();
+            let packer = &mut CpuPacker { packing: Packing::new(&whole, Dtype::F32) };
+            load(&whole, shard, None, &mut tensors, packer, &mut |_| {}).unwrap();
         }
         for ((name, expected), read) in expected.iter().zip(&*counted.read.borrow()) {
             assert_eq!(read, expected, "{name}");

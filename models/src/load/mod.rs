@@ -2,6 +2,7 @@
 
 mod cut;
 mod open_files;
+mod own_bits;
 mod tensors;
 mod weight_sizes;
 mod weight_source;
@@ -9,9 +10,10 @@ mod weight_source;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use faser_kernels::{Blocks, Dtype, HeadRows, Make, Matrix, Slice, Source, Table, Vector};
+use faser_kernels::{Dtype, HeadRows, Make, Matrix, Slice, Source, Table, Vector};
 
 use self::cut::Cut;
+pub use self::own_bits::OwnBits;
 pub(crate) use self::tensors::{EMBEDDING, HEAD, ROUTER, Tensors};
 pub(crate) use self::weight_sizes::{Counter, Held, Shapes, counted};
 pub use self::weight_source::WeightSource;
@@ -73,20 +75,42 @@ pub(crate) trait Packer {
     }
 }
 
-/// Packs matrices into panels of `dtype`.
+/// Packs matrices into panels.
 pub(crate) struct CpuPacker {
-    pub(crate) dtype: Dtype,
+    pub(crate) packing: Packing,
 }
 
-/// In what a matrix is asked for in a model that is held in `dtype`: in int4 an LM head is int8, as in the mixes of llama.cpp, unless its
-/// file has it in no more bits. A router of experts is f32.
-fn asked(tensor: &str, sources: &[Source<'_>], dtype: Dtype) -> Dtype {
-    if tensor.ends_with(ROUTER) {
-        return Dtype::F32;
+/// In what the matrices of a model are held.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packing {
+    pub(crate) dtype: Dtype,
+    /// Its safetensors files have quantised matrices: others were kept from it.
+    quantised: bool,
+}
+
+impl Packing {
+    /// Of a model that is held in `dtype`.
+    pub(crate) fn new(config: &ModelConfig, dtype: Dtype) -> Packing {
+        Packing { dtype, quantised: config.quantised.is_some() }
     }
-    let is_head = tensor == HEAD || tensor == EMBEDDING;
-    let has_four_bits = |source: &Source<'_>| source.blocks().is_some_and(Blocks::has_four_bits);
-    if dtype == Dtype::Int4 && is_head && !sources.iter().all(has_four_bits) { Dtype::Int8 } else { dtype }
+
+    /// In what a matrix is asked for. In int4 an LM head is int8, as in the mixes of llama.cpp, and so is what a quantised checkpoint has
+    /// otherwise, unless the file has it in no more bits. A router of experts is f32.
+    fn asked(self, tensor: &str, sources: &[Source<'_>]) -> Dtype {
+        if tensor.ends_with(ROUTER) {
+            return Dtype::F32;
+        }
+        let is_kept = self.quantised || tensor == HEAD || tensor == EMBEDDING;
+        if self.dtype == Dtype::Int4 && is_kept && !sources.iter().all(has_own_bits) {
+            return Dtype::Int8;
+        }
+        self.dtype
+    }
+}
+
+/// Whether a file has a matrix in 4 bits that int4 keeps.
+fn has_own_bits(source: &Source<'_>) -> bool {
+    matches!(source.four_bit_form(), Some(Ok(_)))
 }
 
 impl Packer for CpuPacker {
@@ -95,11 +119,11 @@ impl Packer for CpuPacker {
     type Vector = Vector;
 
     fn table(&mut self, cols: usize, source: Source<'_>) -> Result<Table, ModelError> {
-        Ok(Table::new(cols, source, self.dtype.beside())?)
+        Ok(Table::new(cols, source, self.packing.dtype.beside())?)
     }
 
     fn matrix(&mut self, tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<Matrix, ModelError> {
-        let packed = Matrix::pack(inputs, sources, asked(tensor, sources, self.dtype));
+        let packed = Matrix::pack(inputs, sources, self.packing.asked(tensor, sources));
         packed.map_err(|source| ModelError::Pack { tensor: tensor.to_owned(), source })
     }
 

@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use faser_kernels::{Dtype, Make, Matrix, Source};
+use faser_kernels::{Codes, Dtype, FourBitForm, FourBits, Make, Matrix, Source};
 use serde_json::Value;
 
 use super::open_files::open_files;
-use super::{Packer, Tensors, asked, load};
+use super::{Packer, Packing, Tensors, load};
 use crate::checkpoint::has_weights;
 use crate::config::Keys;
 use crate::model::Parts;
-use crate::{ModelConfig, ModelError, Shard};
+use crate::{ModelConfig, ModelError, Shard, WeightQuantisation};
 
 impl ModelConfig {
     /// The shape that the keys of a config.json say; `place` is named in errors.
@@ -22,23 +22,25 @@ impl ModelConfig {
         ModelConfig::from_keys(&Keys::of(place, keys)?, None)
     }
 
-    /// Bytes of the weights of a shard of a model of this shape, as the CPU's kernels take them; in int4 of weights that no file has
-    /// quantised.
+    /// Bytes of the weights of a shard of a model of this shape, as the CPU's kernels take them. Which weights files have quantised is not
+    /// known here: in int4 those of a quantised checkpoint are taken for layers' projections, with zero points.
     ///
     /// # Errors
     /// The model cannot be split so.
     pub fn weight_bytes(&self, shard: Shard, dtype: Dtype) -> Result<u64, ModelError> {
         shard.check(self)?;
-        counted(self, shard, &mut Shapes, Held::Panels(dtype))
+        counted(self, shard, &mut Likely::of(self), Held::Panels(Packing::new(self, dtype)))
     }
 
-    /// The same of the weights in `path`, by the headers there: what a GGUF file has quantised may take more or less in int4.
+    /// The same of the weights in `path`, by the headers there: what files have quantised may take more or less in int4.
     ///
     /// # Errors
     /// The model cannot be split so, or there are no files, or they are damaged or of another shape.
     pub fn stored_weight_bytes(&self, path: &Path, shard: Shard, dtype: Dtype) -> Result<u64, ModelError> {
         shard.check(self)?;
-        open_files(path, self, |tensors| counted(self, shard, tensors, Held::Panels(dtype)))
+        open_files(path, self, |tensors| {
+            counted(self, shard, tensors, Held::Panels(Packing::new(self, dtype)))
+        })
     }
 
     /// Parameters of a model of this shape, and how many of them a token goes through: of its experts those that it is sent to, of the embedding
@@ -67,7 +69,9 @@ impl ModelConfig {
     /// # Errors
     /// They are not, or damaged, or of another shape.
     pub fn check_weights(&self, dir: &Path) -> Result<(), ModelError> {
-        open_files(dir, self, |tensors| counted(self, Shard::WHOLE, tensors, Held::Panels(Dtype::F32)))?;
+        open_files(dir, self, |tensors| {
+            counted(self, Shard::WHOLE, tensors, Held::Panels(Packing::new(self, Dtype::F32)))
+        })?;
         Ok(())
     }
 }
@@ -103,11 +107,52 @@ impl Tensors for Shapes {
     }
 }
 
+/// The same, of a checkpoint whose projections of layers are quantised, if its config.json says so.
+struct Likely {
+    codes: Option<LikelyCodes>,
+    /// Those of experts alone.
+    of_experts: bool,
+}
+
+struct LikelyCodes(Result<FourBitForm, &'static str>);
+
+impl Likely {
+    fn of(config: &ModelConfig) -> Likely {
+        let codes = config.quantised.map(|quantised| LikelyCodes(quantised.likely_form()));
+        Likely { codes, of_experts: config.quantised == Some(WeightQuantisation::Mxfp4) }
+    }
+}
+
+impl Tensors for Likely {
+    fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
+        match &self.codes {
+            Some(codes)
+                if name.ends_with("_proj.weight") && (!self.of_experts || name.contains(".experts.")) =>
+            {
+                Ok(Source::Codes(shape.iter().product(), codes))
+            }
+            _ => Shapes.tensor(name, shape, reason),
+        }
+    }
+}
+
+impl Codes for LikelyCodes {
+    fn widen(&self, _from: usize, _to: &mut [f32]) {}
+
+    fn form(&self) -> Result<FourBitForm, &'static str> {
+        self.0
+    }
+
+    fn four_bits(&self, _from: usize) -> Option<FourBits> {
+        None
+    }
+}
+
 /// How a device holds weights; vectors are f32 everywhere.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Held {
     /// The CPU's panels.
-    Panels(Dtype),
+    Panels(Packing),
     /// Rows of numbers of so many bytes; a tied head is the embedding.
     Rows(usize),
     /// Not at all: numbers are counted, and not their bytes.
@@ -138,7 +183,7 @@ impl Packer for Counter {
 
     fn table(&mut self, _cols: usize, source: Source<'_>) -> Result<(), ModelError> {
         let each = match self.held {
-            Held::Panels(dtype) => dtype.beside().bytes(),
+            Held::Panels(packing) => packing.dtype.beside().bytes(),
             Held::Rows(bytes) => bytes,
             Held::Numbers => 1,
         };
@@ -148,7 +193,7 @@ impl Packer for Counter {
 
     fn matrix(&mut self, tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<(), ModelError> {
         self.bytes += match self.held {
-            Held::Panels(dtype) => Matrix::bytes_of(inputs, sources, asked(tensor, sources, dtype)),
+            Held::Panels(packing) => Matrix::bytes_of(inputs, sources, packing.asked(tensor, sources)),
             Held::Rows(bytes) => (sources.iter().map(Source::len).sum::<usize>() * bytes) as u64,
             Held::Numbers => sources.iter().map(Source::len).sum::<usize>() as u64,
         };

@@ -6,7 +6,7 @@ use faser_kernels::Dtype;
 
 use super::open_files::open_files;
 use super::tensors::Tensors;
-use super::{CpuPacker, Progress, load};
+use super::{CpuPacker, Packing, Progress, load};
 use crate::synthetic::{Synthetic, SyntheticSpec};
 use crate::{Model, ModelConfig, ModelError, Shard};
 
@@ -75,7 +75,7 @@ impl WeightSource {
 
 impl Model {
     /// Makes one rank's shard of a model, whose matrices are packed in `dtype`, the LM head too (in int4 that is int8, unless its file has it in
-    /// 4 bits, and so is what its file has in other blocks); the embedding is held in [`Dtype::beside`] it, a tied one in both forms. Nothing else is read of files but their headers. `progress` is called after each
+    /// 4 bits, and so is what its file has quantised otherwise, or a quantised checkpoint has not quantised); the embedding is held in [`Dtype::beside`] it, a tied one in both forms. Nothing else is read of files but their headers. `progress` is called after each
     /// tensor, and counts it whole.
     ///
     /// # Errors
@@ -88,7 +88,8 @@ impl Model {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Model, ModelError> {
         source.open(shard, dtype, |config, tensors| {
-            let parts = load(&config, shard, None, tensors, &mut CpuPacker { dtype }, progress)?;
+            let packer = &mut CpuPacker { packing: Packing::new(&config, dtype) };
+            let parts = load(&config, shard, None, tensors, packer, progress)?;
             Model::new(config, shard, dtype, parts)
         })
     }
@@ -107,8 +108,8 @@ impl Model {
     ) -> Result<Model, ModelError> {
         // The numbers of a synthetic draft are its target's, in whatever they are packed.
         source.open(shard, target.dtype(), |config, tensors| {
-            let parts =
-                load(&config, shard, Some(target.parts()), tensors, &mut CpuPacker { dtype }, progress)?;
+            let packer = &mut CpuPacker { packing: Packing::new(&config, dtype) };
+            let parts = load(&config, shard, Some(target.parts()), tensors, packer, progress)?;
             Model::new(config, shard, dtype, parts)
         })
     }

@@ -7,7 +7,7 @@ use faser_kernels::{Dtype, Make, Source};
 use super::normal::Normal;
 use crate::cuda::CudaModel;
 use crate::layer_spec::BesideEmbedding;
-use crate::load::{CpuPacker, Held, Tensors, counted, load};
+use crate::load::{CpuPacker, Held, Packing, Tensors, counted, load};
 use crate::{
     FuseNorm, HeadKind, HeadLayout, HeadSpec, LayerSpec, Model, ModelConfig, ModelError, RopeConfig, Shard,
 };
@@ -45,7 +45,7 @@ pub fn head_of_kind(
     dtype: Dtype,
 ) -> Result<Model, ModelError> {
     let (config, mut tensors) = made(target.config(), streams, (proposed, kind, mask), seed)?;
-    let (packer, target) = (&mut CpuPacker { dtype }, Some(target.parts()));
+    let (packer, target) = (&mut CpuPacker { packing: Packing::new(&config, dtype) }, Some(target.parts()));
     let parts = load(&config, Shard::WHOLE, target, &mut tensors, packer, &mut |_| {})?;
     Model::new(config, Shard::WHOLE, dtype, parts)
 }
@@ -98,7 +98,7 @@ fn made(
     let mut tensors = Random { made: HashMap::new() };
     // What is asked for is known once it was asked for.
     let mut wanted = Wanted(std::cell::RefCell::default());
-    counted(&config, Shard::WHOLE, &mut wanted, Held::Panels(Dtype::F32))?;
+    counted(&config, Shard::WHOLE, &mut wanted, Held::Panels(Packing::new(&config, Dtype::F32)))?;
     for (name, shape) in wanted.0.into_inner() {
         let inputs = shape.last().copied().unwrap_or(1) as f32;
         let gain = if name == "lm_head.weight" { 4.0 } else { 1.0 };

@@ -9,7 +9,7 @@ use super::SyntheticSpec;
 use super::calibration::Calibration;
 use super::normal::Normal;
 use crate::layer_spec::MlpWeights;
-use crate::load::{Counter, CpuPacker, EMBEDDING, HEAD, Held, Shapes, Tensors, counted, load_layer};
+use crate::load::{Counter, CpuPacker, EMBEDDING, HEAD, Held, Packing, Shapes, Tensors, counted, load_layer};
 use crate::{ModelConfig, ModelError, Shard};
 
 const LOGIT_STD: f32 = 6.0;
@@ -83,7 +83,7 @@ impl Tensors for Synthetic {
             let made = self.weights(&format!("layer {layer}{stream} {part}"), outputs, inputs, gain);
             self.layer.insert(name, made);
         }
-        let mut packer = CpuPacker { dtype: self.dtype };
+        let mut packer = CpuPacker { packing: Packing::new(&self.config, self.dtype) };
         let trial = load_layer(&config, layer, self, &mut packer)?;
         let epsilon = if layer < self.spec.draft_layers { 1.0 } else { self.spec.residual_scale };
         let spec = &config.layers[layer];

@@ -9,11 +9,13 @@ mod cuda_fake;
 mod cuda_heads;
 mod cuda_logits;
 mod draft_acceptance;
+mod four_bit_files;
 mod golden;
 mod heads;
 mod int4_logits;
 mod int8_logits;
 mod oracle;
+mod own_bits;
 mod segments;
 #[path = "../../../kernels/gpu-check/src/two_sequences.rs"]
 mod sequences;

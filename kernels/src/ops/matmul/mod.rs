@@ -16,10 +16,11 @@ pub use self::experts::{Groups, matmul_experts, matmul_experts_activated};
 use super::Norm;
 use super::activate::{Activation, Row, activate};
 use crate::isa::Supported;
-use crate::memory::{Matrix, Panels, SharedRows, Vector, View, ViewMut};
+use crate::memory::{FourBitForm, Matrix, Panels, SharedRows, Vector, View, ViewMut};
 use crate::ops::write::Write;
 use crate::simd::{
-    DotBf16, DotInt4, DotInt8, FmaBf16, FmaF32, Kernel, Product, Simd, dispatch, dispatch_bytes,
+    DotBf16, DotE2m1, DotInt8, DotMinima, DotSymmetric, DotZeroPoints, FmaBf16, FmaF32, Kernel, Product,
+    Simd, dispatch, dispatch_bytes, dispatch_bytes_in_vectors,
 };
 use crate::{Isa, Lane, Op};
 use half::bf16;
@@ -268,8 +269,10 @@ pub(super) unsafe fn over_panels(isa: Supported, w: &Matrix, work: impl OverPane
         Panels::F32(weights) => dispatch(isa, Of { work, weights: &weights[..] }),
         Panels::Bf16(weights) => dispatch(isa, Of { work, weights: &weights[..] }),
         Panels::Int8(weights) => dispatch_bytes(isa, Of { work, weights: &weights[..] }),
-        Panels::Int4 { packed, minima: false } => dispatch_bytes(isa, OfInt4::<_, false>(work, &packed[..])),
-        Panels::Int4 { packed, minima: true } => dispatch_bytes(isa, OfInt4::<_, true>(work, &packed[..])),
+        Panels::Int4 { packed, form } => {
+            let of = OfInt4 { work, weights: &packed[..], form: *form };
+            dispatch_bytes_in_vectors(isa, of);
+        }
     }
 }
 
@@ -326,15 +329,27 @@ impl<T: OverPanels> Kernel for Of<'_, T, u32> {
     }
 }
 
-/// Work on a matrix of int4 with these weights; tiles are not for it.
-struct OfInt4<'a, T, const MINIMA: bool>(T, &'a [u32]);
+/// Work on a matrix of int4 with these weights, of this form; tiles are not for it.
+struct OfInt4<'a, T> {
+    work: T,
+    weights: &'a [u32],
+    form: FourBitForm,
+}
 
-impl<T: OverPanels, const MINIMA: bool> Kernel for OfInt4<'_, T, MINIMA> {
+impl<T: OverPanels> Kernel for OfInt4<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let OfInt4 { work, weights, form } = self;
         // SAFETY: the weights are packed for it; the rest is the promise of `over_panels`.
-        unsafe { self.0.in_vectors::<S, DotInt4<MINIMA>>(s, self.1) }
+        unsafe {
+            match form {
+                FourBitForm::Symmetric => work.in_vectors::<S, DotSymmetric>(s, weights),
+                FourBitForm::Minima => work.in_vectors::<S, DotMinima>(s, weights),
+                FourBitForm::ZeroPoints => work.in_vectors::<S, DotZeroPoints>(s, weights),
+                FourBitForm::E2m1 => work.in_vectors::<S, DotE2m1>(s, weights),
+            }
+        }
     }
 }
