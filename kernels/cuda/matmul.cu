@@ -110,8 +110,8 @@ template <u32 TILES> DEVICE void matmul_norm(const MatmulNormArgs &given) {
     };
     matmul_bf16<TILES, false>(a, [&](u32 r, u32 at, float sum, float) { finish(a, r, at, sum); }, after);
 }
-KERNEL(256, 64) matmul_8_norm(MatmulNormArgs a) { matmul_norm<1>(a); }
-KERNEL(256, 80) matmul_16_norm(MatmulNormArgs a) { matmul_norm<2>(a); }
+KERNEL(256, 104, 1) matmul_8_norm(MatmulNormArgs a) { matmul_norm<1>(a); }
+KERNEL(256, 104, 1) matmul_16_norm(MatmulNormArgs a) { matmul_norm<2>(a); }
 
 // Queries, keys and values, each head finished when all of it is there; a ticket for each head, whose outputs are whole tiles.
 struct MatmulHeadsArgs { MatmulArgs product; QkvArgs heads; u32 *tickets; };
@@ -125,8 +125,8 @@ template <u32 TILES> DEVICE void matmul_heads(const MatmulHeadsArgs &given) {
     };
     matmul_bf16<TILES, false>(a, [&](u32 r, u32 at, float sum, float) { finish(a, r, at, sum); }, after);
 }
-KERNEL(256, 64) matmul_8_heads(MatmulHeadsArgs a) { matmul_heads<1>(a); }
-KERNEL(256, 80) matmul_16_heads(MatmulHeadsArgs a) { matmul_heads<2>(a); }
+KERNEL(256, 104, 1) matmul_8_heads(MatmulHeadsArgs a) { matmul_heads<1>(a); }
+KERNEL(256, 104, 1) matmul_16_heads(MatmulHeadsArgs a) { matmul_heads<2>(a); }
 
 // f32, for tests: a warp for an output of a row.
 KERNEL(256, 48) matmul_f32(MatmulArgs a) {

@@ -6,8 +6,9 @@
 //
 // Compiled by NVRTC for a device, and by a C++ compiler with FASER_HOST for tests: there each thread is a fiber (cuda_host.h of
 // the tests). PTX stands in this file alone, in small functions, each with a twin for the host.
-// Threads of a block, of which one fits an SM (without that, ptxas spills a few bytes to make room for more); more registers of a thread than this are a mistake, for fewer warps would hide the memory's latency (kernels/tests/cuda_compile.rs).
-#define KERNEL(threads, registers) extern "C" __global__ void __launch_bounds__(threads, 1)
+// Threads of a block; more registers of a thread than this are a mistake, for fewer warps would hide the memory's latency (kernels/tests/cuda_compile.rs).
+// A third number is the blocks that an SM is to have at least: one lets ptxas take the registers that it needs, where it would spill a few bytes to have more blocks.
+#define KERNEL(threads, registers, ...) extern "C" __global__ void __launch_bounds__(threads, ##__VA_ARGS__)
 #define DEVICE static __device__ __forceinline__
 
 typedef unsigned short u16;

@@ -27,13 +27,13 @@ impl File {
         format!("{PRELUDE}#line 1 \"tails.cuh\"\n{TAILS}#line 1 \"{}.cu\"\n{}", self.name, self.text)
     }
 
-    /// Its kernels: lines that begin with `KERNEL(threads, registers) name(`.
+    /// Its kernels: lines that begin with `KERNEL(threads, registers) name(`, or with blocks of an SM as a third number.
     pub fn kernels(&self) -> impl Iterator<Item = Kernel> + use<> {
         let File { name: file, text } = *self;
         text.lines().filter_map(move |line| {
             let (bounds, rest) = line.strip_prefix("KERNEL(")?.split_once(") ")?;
-            let (threads, registers) = bounds.split_once(", ")?;
-            let (threads, most_registers) = (threads.parse().ok()?, registers.parse().ok()?);
+            let mut bounds = bounds.split(", ");
+            let (threads, most_registers) = (bounds.next()?.parse().ok()?, bounds.next()?.parse().ok()?);
             Some(Kernel { name: rest.split('(').next()?, file, threads, most_registers })
         })
     }
