@@ -459,12 +459,14 @@ impl Engine {
         }
         self.totals.draft_passes += 1;
         self.totals.draft_time += outcome.took;
-        let believed_s = self.planner.waited_for_drafts(&self.draft_shape, outcome.took);
-        self.invest(&plan, believed_s);
         // The lane may have stopped early: what was timed is what came back.
         let steps = outcome.counts.iter().copied().max().unwrap_or(0);
-        let PassShape { rows, sequences, .. } = self.draft_shape;
         let masked = plan.passes.is_one();
+        let run = if masked { self.draft_shape.steps } else { steps };
+        let believed_s =
+            self.planner.waited_for_drafts(&PassShape { steps: run, ..self.draft_shape }, outcome.took);
+        self.invest(&plan, believed_s);
+        let PassShape { rows, sequences, .. } = self.draft_shape;
         let keeps_proposals = self.config.draft.needs().keeps_proposals;
         // Where rows are masks, those of a few proposals do not look like many that catch up.
         let caught_up: usize = plan.chunks.iter().map(|chunk| chunk.rows.len()).sum();

@@ -569,12 +569,13 @@ impl Planner {
 
     /// A draft plan was done; a round waited for it if it had the whole device. Returns the seconds that it is believed to have taken.
     pub(crate) fn waited_for_drafts(&mut self, shape: &PassShape, took: Duration) -> f64 {
+        if shape.partition != PartitionId(0) {
+            return took.as_secs_f64();
+        }
         let predicted = self.predicted_draft(shape).filter(|_| self.policy.traits().predicts);
         let believed_s = self.overhead.believed_s(predicted, took);
-        if shape.partition == PartitionId(0) {
-            self.steering.drafted(believed_s);
-            self.overhead.drafted(took);
-        }
+        self.steering.drafted(believed_s);
+        self.overhead.drafted(took);
         believed_s
     }
 

@@ -163,7 +163,10 @@ fn quantised(which: &str, source: &WeightSource, dtype: Dtype) -> Result<Option<
     let Some(quantisation) = model.quantised else { return Ok(None) };
     let OwnBits { kept, others, why } = model.own_bits(path)?;
     if kept + others == 0 {
-        return Ok(None);
+        let held = if dtype == Dtype::Int4 { Dtype::Int8 } else { dtype };
+        return Ok(Some(format!(
+            "{which}: `quantization_config` is there, and no matrix is quantised: held in {held}"
+        )));
     }
     let why = why.map_or_else(String::new, |why| format!(" ({why})"));
     Ok(Some(match (dtype, kept) {

@@ -223,10 +223,13 @@ impl<'a> Reader<'a> {
     fn matrix(&self, quantisation: WeightQuantisation) -> Result<Quantised<'a>, ModelError> {
         match quantisation {
             WeightQuantisation::Bytes { block, scales, integers } => self.of_bytes(block, scales, integers),
-            WeightQuantisation::Packed { bits, block } => self.packed(bits, block),
+            WeightQuantisation::Packed { bits, block, zero_points } => self.packed(bits, block, zero_points),
             WeightQuantisation::Awq { group } => self.by_group(4, group, None),
             WeightQuantisation::Mxfp4 => Err(self.wrong("weight", "is of gpt-oss alone")),
-            WeightQuantisation::Gptq { bits, group, zero_offset } => {
+            WeightQuantisation::Gptq { bits, group, zero_offset, by_activation } => {
+                if by_activation {
+                    self.needed("g_idx")?;
+                }
                 self.by_group(bits, group, Some(zero_offset.into()))
             }
         }
@@ -252,7 +255,7 @@ impl<'a> Reader<'a> {
         Ok(Quantised { shape, codes, zeros, scales, by_group: false, block, groups, order, form })
     }
 
-    fn packed(&self, bits: usize, block: [usize; 2]) -> Result<Quantised<'a>, ModelError> {
+    fn packed(&self, bits: usize, block: [usize; 2], zero_points: bool) -> Result<Quantised<'a>, ModelError> {
         let (placed, words) = self.needed("weight_packed")?;
         let [outputs, packed] = self.two("weight_packed", placed)?;
         // The last word may have room left.
@@ -268,6 +271,9 @@ impl<'a> Reader<'a> {
         let groups = groups(inputs, block[1]);
         let rows = self::groups(outputs, block[0]);
         let zeros = match self.optional("weight_zero_point") {
+            None if zero_points => {
+                return Err(self.checkpoint.missing(&self.name("weight_zero_point"), "quantization_config"));
+            }
             None => Zeros::All(1 << (bits - 1)),
             Some((placed, zeros)) => {
                 self.check("weight_zero_point", placed, "I32", [(rows * bits).div_ceil(32), groups])?;

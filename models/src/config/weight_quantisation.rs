@@ -27,6 +27,8 @@ pub enum WeightQuantisation {
         bits: usize,
         /// Rows and columns that have a scale in common.
         block: [usize; 2],
+        /// They have zero points.
+        zero_points: bool,
     },
     /// AWQ: 4 bits, eight outputs to a word of `qweight`.
     Awq {
@@ -41,6 +43,8 @@ pub enum WeightQuantisation {
         group: usize,
         /// What is to be added to zero points as they are stored.
         zero_offset: u8,
+        /// Inputs are in groups by the size of their activations (`desc_act`).
+        by_activation: bool,
     },
     /// Experts of gpt-oss: codes of 4 bits (E2M1), and a power of two for 32 of them.
     Mxfp4,
@@ -53,7 +57,8 @@ impl WeightQuantisation {
     /// They are not held so: why.
     pub(crate) fn likely_form(self) -> Result<FourBitForm, &'static str> {
         let group = match self {
-            WeightQuantisation::Packed { bits: 4, block: [_, group] }
+            WeightQuantisation::Gptq { by_activation: true, .. } => return Err("groups out of order"),
+            WeightQuantisation::Packed { bits: 4, block: [_, group], .. }
             | WeightQuantisation::Awq { group }
             | WeightQuantisation::Gptq { bits: 4, group, .. } => group,
             WeightQuantisation::Mxfp4 => return Ok(FourBitForm::E2m1),
@@ -110,7 +115,7 @@ impl std::fmt::Display for WeightQuantisation {
             WeightQuantisation::Bytes { block: [rows, columns], .. } => {
                 write!(f, "8 bits, a scale for {} rows and {} columns", many(*rows), many(*columns))
             }
-            WeightQuantisation::Packed { bits, block: [_, group] } => {
+            WeightQuantisation::Packed { bits, block: [_, group], .. } => {
                 write!(f, "packed, {bits} bits, a scale for {} inputs", many(*group))
             }
             WeightQuantisation::Awq { group } => {
@@ -197,7 +202,11 @@ fn compressed_tensors(section: &Keys) -> Result<WeightQuantisation, ModelError> 
         };
         let packed = group.text("format")?.or(section.text("format")?) == Some("pack-quantized");
         layouts.push(match packed && !is_float {
-            true => WeightQuantisation::Packed { bits: bits(&weights, "num_bits", &[4, 8])?, block },
+            true => WeightQuantisation::Packed {
+                bits: bits(&weights, "num_bits", &[4, 8])?,
+                block,
+                zero_points: !weights.flag("symmetric", true)?,
+            },
             false => {
                 bits(&weights, "num_bits", &[8])?;
                 WeightQuantisation::Bytes { block, scales: "weight_scale", integers: !is_float }
@@ -249,5 +258,6 @@ fn gptq(section: &Keys) -> Result<WeightQuantisation, ModelError> {
         group: group(section)?,
         // The first version stores them less one.
         zero_offset: u8::from(!second),
+        by_activation: section.flag("desc_act", false)?,
     })
 }

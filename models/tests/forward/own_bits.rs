@@ -83,9 +83,11 @@ fn logits_are_off_by_what_activations_lose_and_bytes_are_those_that_were_told() 
             let told = config.stored_weight_bytes(&folder.0, shard, Dtype::Int4).unwrap();
             assert_eq!(told, part.weight_bytes(), "{name} {shard}");
         }
-        // By its config.json alone: with zero points, if there may be some.
+        // By its config.json alone: with zero points, if there may be some, and as int8 where `desc_act` may have groups apart.
         let likely = config.weight_bytes(Shard::WHOLE, Dtype::Int4).unwrap();
-        assert!((int4.weight_bytes()..int4.weight_bytes() * 110 / 100).contains(&likely), "{name}");
+        let most = if layout == Layout::Gptq(Order::Backwards) { 170 } else { 110 };
+        assert!((int4.weight_bytes()..int4.weight_bytes() * most / 100).contains(&likely), "{name}");
+        assert!(most == 110 || likely > int4.weight_bytes() * 110 / 100, "{name}");
     }
 }
 
