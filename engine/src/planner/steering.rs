@@ -247,13 +247,13 @@ impl Steering {
             if fits > least && waiting.most.is_none_or(|most| fits < most) {
                 let size = self.sizes.at(1.0);
                 let row_s = verify.seconds(size, Reach::NONE) / size as f64;
-                let waiting_s = waiting.prompt_rows.saturating_sub(fits) as f64 * row_s;
+                let beyond = waiting.prompt_rows.saturating_sub(fits) as f64;
+                let waiting_s = beyond * row_s;
                 let bound = verify.row_seconds(size) < BOUND * row_s;
                 let most = if bound { 1.0 } else { MOST_DISPLACED };
                 let hold_s = HOLD * verify.seconds(fits + waiting.sequences, Reach::NONE);
-                let beyond =
-                    waiting.prompt_rows.saturating_sub(fits) as f64 / waiting.prompt_rows.max(1) as f64;
-                let each = beyond * waiting.prompts as f64 / waiting.sequences.max(1) as f64;
+                let prompts = waiting.prompts as f64 * beyond / waiting.prompt_rows.max(1) as f64;
+                let each = prompts / waiting.sequences.max(1) as f64;
                 let share = (waiting_s / WAITING_S).max(each / WAITING_EACH).min(most);
                 self.displaced = Displaced { row_s, share, hold_s };
             }

@@ -1,4 +1,4 @@
-//! How many matrices of a quantised checkpoint int4 computes with as they are, by the files' headers.
+//! How many matrices of a quantised checkpoint int4 computes with as they are: by the files' headers, and what says how inputs are grouped.
 
 use std::path::Path;
 
