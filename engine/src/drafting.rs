@@ -426,14 +426,14 @@ impl Engine {
         }
     }
 
-    /// What catching up took of a plan that a round waited for, of so many seconds, is settled with the tokens that it is for.
-    fn invest(&mut self, plan: &DraftPlan, believed_s: f64) {
+    /// What catching up took of a plan that a round waited for, of this shape and so many seconds, is settled with the tokens that it is for.
+    fn invest(&mut self, plan: &DraftPlan, shape: &PassShape, believed_s: f64) {
         let beyond = |chunk: &DraftChunk| chunk.rows.len().saturating_sub(ROUND_ROWS);
         let rows: usize = plan.chunks.iter().map(beyond).sum();
         if rows == 0 || plan.partition != Execution::Serial.partition() {
             return;
         }
-        let each_s = self.planner.invests(&self.draft_shape, rows, believed_s) / rows as f64;
+        let each_s = self.planner.invests(shape, rows, believed_s) / rows as f64;
         for chunk in &plan.chunks {
             let Some(to_come) = self.sequences.get(&chunk.seq).map(|sequence| self.to_come(sequence)) else {
                 self.planner.returns(each_s * beyond(chunk) as f64);
@@ -463,9 +463,9 @@ impl Engine {
         let steps = outcome.counts.iter().copied().max().unwrap_or(0);
         let masked = plan.passes.is_one();
         let run = if masked { self.draft_shape.steps } else { steps };
-        let believed_s =
-            self.planner.waited_for_drafts(&PassShape { steps: run, ..self.draft_shape }, outcome.took);
-        self.invest(&plan, believed_s);
+        let shape = PassShape { steps: run, ..self.draft_shape };
+        let believed_s = self.planner.waited_for_drafts(&shape, outcome.took);
+        self.invest(&plan, &shape, believed_s);
         let PassShape { rows, sequences, .. } = self.draft_shape;
         let keeps_proposals = self.config.draft.needs().keeps_proposals;
         // Where rows are masks, those of a few proposals do not look like many that catch up.
