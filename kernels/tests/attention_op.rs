@@ -35,8 +35,16 @@ impl Sizes {
         }
     }
 
-    fn stored(&self, x: f32) -> f64 {
-        f64::from(if self.dtype == Dtype::Bf16 { bf16(x) } else { x })
+    /// What a key, a value or, in int8, a query of a head is held as.
+    fn stored(&self, x: &[f32]) -> Vec<f64> {
+        let largest = x.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        let (inverse, scale) = (127.0 / largest, f64::from(largest * (1.0 / 127.0)));
+        let number = |x: &f32| match self.dtype {
+            Dtype::Bf16 => f64::from(bf16(*x)),
+            Dtype::Int8 => f64::from((x * inverse).round_ties_even()) * scale,
+            _ => f64::from(*x),
+        };
+        x.iter().map(number).collect()
     }
 }
 
@@ -77,13 +85,16 @@ impl Sequence {
         let dim = sizes.head_dim;
         let columns = head / sizes.group * dim..(head / sizes.group + 1) * dim;
         let rounds = isa == Isa::Avx512Bf16 && sizes.dtype == Dtype::Bf16;
-        let q = self.q.row(position)[head * dim..(head + 1) * dim].iter();
-        let q: Vec<f64> = q.map(|x| f64::from(if rounds { bf16(*x) } else { *x })).collect();
+        let q = &self.q.row(position)[head * dim..(head + 1) * dim];
+        let q: Vec<f64> = match sizes.dtype {
+            Dtype::Int8 => sizes.stored(q),
+            _ => q.iter().map(|x| f64::from(if rounds { bf16(*x) } else { *x })).collect(),
+        };
         let first = sizes.window.map_or(0, |window| (position + 1).saturating_sub(window));
         let first = first.max(sizes.first.min(position));
         let scores = (first..=position).map(|p| {
-            let k = &self.k.row(p)[columns.clone()];
-            q.iter().zip(k).map(|(q, k)| q * sizes.stored(*k)).sum::<f64>() * f64::from(sizes.shape().scale)
+            let k = sizes.stored(&self.k.row(p)[columns.clone()]);
+            q.iter().zip(k).map(|(q, k)| q * k).sum::<f64>() * f64::from(sizes.shape().scale)
         });
         let capped =
             |score: f64| sizes.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
@@ -93,8 +104,8 @@ impl Sequence {
         let total: f64 = powers.iter().sum::<f64>() + sink;
         let mut out = vec![0.0; dim];
         for (p, power) in (first..).zip(&powers) {
-            let v = &self.v.row(p)[columns.clone()];
-            out.iter_mut().zip(v).for_each(|(out, v)| *out += power / total * sizes.stored(*v));
+            let v = sizes.stored(&self.v.row(p)[columns.clone()]);
+            out.iter_mut().zip(v).for_each(|(out, v)| *out += power / total * v);
         }
         out
     }
@@ -155,9 +166,9 @@ fn poison(lane: &Lane, kv: &mut KvCache) {
 }
 
 fn sizes() -> impl Strategy<Value = Sizes> {
-    let dims = prop::sample::select(vec![2usize, 16, 20, 32, 64, 80, 128]);
+    let dims = prop::sample::select(vec![2usize, 16, 20, 22, 32, 64, 80, 128]);
     let window = prop::option::of(1usize..150);
-    let dtype = prop::sample::select(vec![Dtype::F32, Dtype::Bf16]);
+    let dtype = prop::sample::select(vec![Dtype::F32, Dtype::Bf16, Dtype::Int8]);
     let soft_cap = prop::sample::select(vec![None, Some(2.0)]);
     let first = prop::sample::select(vec![0, 1, 70]);
     (1usize..4, 1usize..9, dims, 1usize..4, window, first, soft_cap, any::<bool>(), dtype).prop_map(
@@ -200,6 +211,10 @@ fn it_agrees_with_f64() {
         Sizes { sinks: true, window: Some(90), ..base },
         Sizes { sinks: true, head_dim: 20, dtype: Dtype::Bf16, ..base },
         Sizes { group: 3, head_dim: 128, window: Some(130), ..base },
+        Sizes { dtype: Dtype::Int8, ..base },
+        Sizes { dtype: Dtype::Int8, group: 1, kv_heads: 3, head_dim: 22, block_size: 32, ..base },
+        Sizes { dtype: Dtype::Int8, group: 5, head_dim: 80, window: Some(50), sinks: true, ..base },
+        Sizes { dtype: Dtype::Int8, group: 8, kv_heads: 1, head_dim: 128, soft_cap: Some(2.0), ..base },
     ];
     on_each_isa(|isa| {
         for sizes in variants {

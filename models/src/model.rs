@@ -38,6 +38,7 @@ pub struct Model {
     /// The sizes of the shard.
     own: ModelConfig,
     dtype: Dtype,
+    kv_dtype: Dtype,
     pub(crate) parts: Parts,
     /// Of each layer.
     pub(crate) ropes: Vec<Option<Arc<RopeTable>>>,
@@ -100,7 +101,7 @@ impl Model {
     ) -> Result<Model, ModelError> {
         let ropes = rope_tables(&config, Ok)?;
         let own = shard.config(&config);
-        Ok(Model { config, shard, own, dtype, parts, ropes })
+        Ok(Model { config, shard, own, dtype, kv_dtype: dtype.beside(), parts, ropes })
     }
 
     /// The model of the first `layers` layers, which are shared.
@@ -113,6 +114,7 @@ impl Model {
             shard: self.shard,
             own: self.own.first_layers(layers),
             dtype: self.dtype,
+            kv_dtype: self.kv_dtype,
             parts: self.parts.first_layers(layers),
             ropes: self.ropes[..layers].to_vec(),
         }
@@ -138,9 +140,15 @@ impl Model {
         self.dtype
     }
 
-    /// In what keys and values are to be held: as the matrices, but bf16 beside int8 and int4.
+    /// In what keys and values are to be held: as the matrices, but bf16 beside int8 and int4, unless it was [said](Model::with_kv).
     pub fn kv_dtype(&self) -> Dtype {
-        self.dtype.beside()
+        self.kv_dtype
+    }
+
+    /// The same model, whose keys and values are to be held in another type: f32, bf16 or int8.
+    #[must_use]
+    pub fn with_kv(self, kv_dtype: Dtype) -> Model {
+        Model { kv_dtype, ..self }
     }
 
     /// Bytes of all weights. Weights shared with another model are counted in both, but what a head borrows of its target is the target's.

@@ -24,6 +24,8 @@ pub struct ModelFacts {
     pub config: ModelConfig,
     /// In which type its matrices are held.
     pub dtype: Dtype,
+    /// In which type its keys and values are.
+    pub kv_dtype: Dtype,
     /// Its weights, in bytes.
     pub weight_bytes: u64,
 }
@@ -34,6 +36,7 @@ impl ModelFacts {
         ModelFacts {
             config: model.config().clone(),
             dtype: model.dtype(),
+            kv_dtype: model.kv_dtype(),
             weight_bytes: model.weight_bytes(),
         }
     }

@@ -63,6 +63,8 @@ pub struct NodeFacts {
     model: u64,
     /// In which it is held.
     dtype: String,
+    /// In which its keys and values are.
+    kv_dtype: String,
     /// Tokens that it is laid out for.
     max_context: usize,
     /// The kernels: others sum in another order.
@@ -78,7 +80,12 @@ impl NodeFacts {
     /// Those of a rank's shard on a CPU, computed by kernels of this instruction set; `weights` is by what its weights are told from others.
     pub fn of(model: &Model, weights: &str, isa: Isa) -> NodeFacts {
         let held = (model.config(), model.dtype());
-        NodeFacts { on_gpus: false, ..NodeFacts::new(held, model.shard(), weights, isa.to_string()) }
+        let kv_dtype = model.kv_dtype().to_string();
+        NodeFacts {
+            on_gpus: false,
+            kv_dtype,
+            ..NodeFacts::new(held, model.shard(), weights, isa.to_string())
+        }
     }
 
     /// The same on a GPU such as this.
@@ -102,6 +109,7 @@ impl NodeFacts {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             model: hash.finish(),
             dtype: dtype.to_string(),
+            kv_dtype: dtype.to_string(),
             max_context: config.max_context,
             kernels,
             on_gpus: true,
@@ -123,6 +131,8 @@ impl NodeFacts {
             differ("ranks", &words(self), &words(other), config)
         } else if self.dtype != other.dtype {
             differ("`model.dtype`", &self.dtype, &other.dtype, config)
+        } else if self.kv_dtype != other.kv_dtype {
+            differ("`kv.cache_dtype`", &self.kv_dtype, &other.kv_dtype, config)
         } else if self.max_context != other.max_context {
             differ("`scheduler.max_context`", &self.max_context, &other.max_context, config)
         } else if self.kernels != other.kernels {

@@ -214,6 +214,13 @@ pub(crate) fn pair_of(spec: &SyntheticSpec, dtype: Dtype) -> Pair {
     Pair { target: Arc::new(target), draft: Some(Arc::new(draft)), cuda: None, shards: None }
 }
 
+/// The same with keys and values in 8 bits, those of the draft too.
+pub(crate) fn with_int8_kv(dtype: Dtype) -> Pair {
+    let (target, draft) = synthetic::pair(&spec(), dtype, &mut |_| {}).expect("a synthetic pair");
+    let [target, draft] = [target, draft].map(|model| Arc::new(model.with_kv(Dtype::Int8)));
+    Pair { target, draft: Some(draft), cuda: None, shards: None }
+}
+
 /// A target whose draft is often right.
 pub(crate) fn often_right(dtype: Dtype) -> Pair {
     pair_of(&often_right_spec(), dtype)

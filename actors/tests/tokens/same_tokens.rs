@@ -15,6 +15,7 @@ use faser_models::HeadKind;
 
 use crate::cases::{
     BLOCK, BLOCK_KINDS, Case, END, GRAMMARS, Got, often_right, pair, solo, with_experts, with_head,
+    with_int8_kv,
 };
 use crate::rig::{Pair, Plan, Random, Rig, Times, have_it_prepare};
 
@@ -95,7 +96,9 @@ fn a_request_gets_the_tokens_of_its_solo_run_whatever_happens_around_it() {
     ];
     let heads = heads.map(|(target, head, kind)| with_head(target, head, kind));
     let experts = [Dtype::F32, Dtype::Int8].map(with_experts);
-    let pairs = [&[Dtype::F32, Dtype::Bf16, Dtype::Int8].map(pair)[..], &experts, &heads].concat();
+    let int8_kv = [Dtype::Bf16, Dtype::Int8].map(with_int8_kv);
+    let plain = [Dtype::F32, Dtype::Bf16, Dtype::Int8].map(pair);
+    let pairs = [&plain[..], &int8_kv, &experts, &heads].concat();
     let mut tally = Tally::default();
     for seed in first_seed..first_seed + cases {
         let _replay = Replay { seed };

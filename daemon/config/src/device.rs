@@ -180,6 +180,7 @@ mod tests {
             ("model: {dtype: int8}", "int8"),
             ("model: {dtype: int4}", "int4"),
             ("model: {draft_dtype: int8}", "`model.draft_dtype`"),
+            ("kv: {cache_dtype: int8}", "`kv.cache_dtype: int8` is for the CPU alone"),
             ("kv: {block_size: 32}", "block_size"),
             ("device: {draft_tensor_parallel: 2}", "device.draft_tensor_parallel"),
             (

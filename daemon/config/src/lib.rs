@@ -119,6 +119,11 @@ impl Config {
         if self.device.draft_tensor_parallel > 1 { Some(&[]) } else { self.device.partitions.as_deref() }
     }
 
+    /// In what the keys and values of a model are held whose matrices are held in `dtype`.
+    pub fn kv_dtype(&self, dtype: Dtype) -> Dtype {
+        self.kv.cache_dtype.unwrap_or(dtype.beside())
+    }
+
     /// Whether a pair can be held on GPUs as the config says, whichever they are.
     pub fn fits_gpus(&self) -> Result<(), CudaError> {
         let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
@@ -129,6 +134,9 @@ impl Config {
         if self.model.draft_dtype.is_some_and(|draft| draft != self.model.dtype) {
             let problem = "on GPUs a draft is held as its target: leave `model.draft_dtype` out, or set `device.kind: cpu`";
             return unfit(problem);
+        }
+        if let Some(dtype) = self.kv.cache_dtype {
+            return unfit(&format!("`kv.cache_dtype: {dtype}` is for the CPU alone: choose auto"));
         }
         if self.device.pipeline_parallel > 1 {
             return unfit("`device.pipeline_parallel` is for the CPU alone so far: leave it at 1");
@@ -376,6 +384,8 @@ pub struct KvConfig {
     pub memory_bytes: Option<u64>,
     /// Whether the KV of finished prompts is kept for later requests with the same beginning.
     pub prefix_cache: bool,
+    /// In what keys and values are held; `None`: as `model.dtype`, bf16 beside int8 and int4.
+    pub cache_dtype: Option<Dtype>,
 }
 
 /// Bounds of the batch and the queue.

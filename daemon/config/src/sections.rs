@@ -314,8 +314,9 @@ fn kv(mut fields: Fields<'_>) -> Result<KvConfig, FieldError> {
     }
     let memory_bytes = sizes::bytes(&mut fields, "memory", MIB, 1 << 50)?;
     let prefix_cache = fields.flag("prefix_cache")?.unwrap_or(true);
+    let cache_dtype = fields.word("cache_dtype", &["auto", "int8"])?.and_then(|word| word.parse().ok());
     fields.finish()?;
-    Ok(KvConfig { block_size, memory_bytes, prefix_cache })
+    Ok(KvConfig { block_size, memory_bytes, prefix_cache, cache_dtype })
 }
 
 fn scheduler(mut fields: Fields<'_>, tuning: &mut Tuning) -> Result<SchedulerConfig, FieldError> {

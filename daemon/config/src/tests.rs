@@ -43,7 +43,7 @@ fn the_teaching_file_says_every_default() {
         keys("device"),
         "draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions pipeline_parallel rank_deadline_s replicas tensor_parallel threads"
     );
-    assert_eq!(keys("kv"), "block_size memory prefix_cache");
+    assert_eq!(keys("kv"), "block_size cache_dtype memory prefix_cache");
     assert_eq!(keys("kv_events"), "buffer_steps encoding endpoint replay_endpoint topic");
     assert_eq!(
         keys("scheduler"),
@@ -160,6 +160,14 @@ fn whole_numbers_are_chosen_by_name_alone() {
     assert_eq!([dtype(""), dtype("model: {dtype: null}\n")], [Dtype::Bf16; 2]);
     assert_eq!(dtype("model: {dtype: int4}\n"), Dtype::Int4);
     assert!(refusal("model: {dtype: int2}\n").contains("`int8`, `int4`"));
+    let kv = |text| {
+        let config = read(text).unwrap();
+        config.kv_dtype(config.model.dtype)
+    };
+    assert_eq!([kv(""), kv("kv: {cache_dtype: auto}\n"), kv("model: {dtype: int8}\n")], [Dtype::Bf16; 3]);
+    assert_eq!(kv("model: {dtype: f32}\n"), Dtype::F32);
+    assert_eq!(kv("model: {dtype: f32}\nkv: {cache_dtype: int8}\n"), Dtype::Int8);
+    assert!(refusal("kv: {cache_dtype: fp8}\n").contains("`kv.cache_dtype` must be one of `auto`, `int8`"));
     let draft = |text| read(text).unwrap().model.draft_dtype;
     assert_eq!([draft(""), draft("model: {draft_dtype: auto}\n")], [None; 2]);
     assert_eq!(draft("model: {dtype: f32, draft_dtype: int8}\n"), Some(Dtype::Int8));

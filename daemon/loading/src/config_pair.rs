@@ -336,7 +336,8 @@ impl Weights {
         let targets = target_shards(config).into_iter().map(|shard| {
             let what = name(&self.target, "target model");
             let told = &mut |progress| watch(what, progress);
-            Model::load(&self.target, shard, self.dtype, told).map(Arc::new)
+            let loaded = Model::load(&self.target, shard, self.dtype, told)?;
+            Ok(Arc::new(loaded.with_kv(config.kv_dtype(self.dtype))))
         });
         let target = targets.collect::<Result<Vec<Arc<Model>>, ModelError>>()?;
         // It is the first node's.
@@ -352,7 +353,8 @@ impl Weights {
                 None => {
                     let told = &mut |progress| watch(name(source, "draft model"), progress);
                     // A head is whole, and borrows of a whole target alone.
-                    Model::load_draft(source, shard, &target[0], self.draft_dtype, told).map(Arc::new)
+                    let loaded = Model::load_draft(source, shard, &target[0], self.draft_dtype, told)?;
+                    Ok(Arc::new(loaded.with_kv(config.kv_dtype(self.draft_dtype))))
                 }
             }
         });

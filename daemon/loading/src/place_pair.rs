@@ -257,7 +257,7 @@ fn on_gpus(
     let facts = |config: &ModelConfig, shard: Shard, dtype| -> Result<ModelFacts, LoadError> {
         shard.check(config)?;
         let weight_bytes = CudaModel::weight_bytes(config, shard, dtype)?;
-        Ok(ModelFacts { config: config.clone(), dtype, weight_bytes })
+        Ok(ModelFacts { config: config.clone(), dtype, kv_dtype: dtype, weight_bytes })
     };
     // What a rank has of both models; the first has most.
     let apart = draft.as_ref().filter(|_| config.device.draft_placement == DraftPlace::Own);

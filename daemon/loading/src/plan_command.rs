@@ -144,8 +144,10 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     crate::config_pair::refuse_unfit_head(of_draft, config)?;
     notes.extend(of_draft.and_then(crate::config_pair::kind_of_draft));
     let head = of_draft.filter(|draft| draft.head.is_some());
-    let target = Planned { head, ..Planned::new(&models.target, &bounds, on_gpu, true) };
-    let draft = models.draft.as_ref().map(|draft| Planned::new(draft, &bounds, on_gpu, false));
+    let kv = config.kv.cache_dtype;
+    let target = Planned { head, kv, ..Planned::new(&models.target, &bounds, on_gpu, true) };
+    let of_draft_alone = |draft| Planned { kv, ..Planned::new(draft, &bounds, on_gpu, false) };
+    let draft = models.draft.as_ref().map(of_draft_alone);
     let (target_bytes, draft_bytes);
     target_bytes = |share: &_, dtype: &_| target.bytes(share, dtype);
     let draft_held = draft_dtype(config, of_draft, on_gpu);
@@ -352,6 +354,8 @@ pub(super) struct Planned<'a> {
     bounds: &'a EngineConfig,
     on_gpu: bool,
     is_target: bool,
+    /// In what keys and values are held, if the config says so.
+    kv: Option<Dtype>,
     /// The head that reads its hidden states, of a target that has one.
     head: Option<&'a ModelConfig>,
     /// A plan asks for the same shards again and again.
@@ -368,7 +372,7 @@ impl<'a> Planned<'a> {
         let ModelConfig { heads, kv_heads, intermediate, vocab, .. } = shape.config;
         let layers = shape.config.layers.len();
         let whole = Divisible { layers, heads, kv_heads, columns: intermediate, tokens: vocab };
-        Planned { shape, whole, bounds, on_gpu, is_target, head: None, known: RefCell::default() }
+        Planned { shape, whole, bounds, on_gpu, is_target, kv: None, head: None, known: RefCell::default() }
     }
 
     pub(super) fn model<'m>(&'m self, bytes: &'m dyn Fn(&Share, &str) -> ShareBytes) -> PlanModel<'m> {
@@ -434,7 +438,7 @@ impl<'a> Planned<'a> {
                 (Features::bytes_per_token(head.hidden), Scratch::attached_bytes(head, limits.rows))
             }
         };
-        let kv_bytes_per_token = own.kv_bytes_per_token(dtype.beside()) + page;
+        let kv_bytes_per_token = own.kv_bytes_per_token(self.kv.unwrap_or(dtype.beside())) + page;
         let workspace_bytes = self.workspace(&own, shard, dtype) + attached;
         ShareBytes { weight_bytes, kv_bytes_per_token, workspace_bytes }
     }

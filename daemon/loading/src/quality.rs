@@ -9,7 +9,7 @@ use crate::config_pair::{Watch, pair};
 use crate::error::LoadError;
 use crate::fetch::fetched;
 
-/// Loads the target twice, in its dtype and in f32, whatever the device, and reads up to so many tokens of `text` with both on the CPU.
+/// Loads the target twice, with weights, keys and values as the config holds them and in f32, whatever the device, and reads up to so many tokens of `text` with both on the CPU.
 ///
 /// # Errors
 /// A file that is missing or wrong; a text that is too short.
@@ -26,8 +26,10 @@ pub fn quality(
     if tokens.len() < 2 {
         return Err(LoadError::ShortText(tokens.len()));
     }
-    let [model, in_f32] = [pair.weights.dtype, Dtype::F32].map(|dtype| pair.weights.target_in(dtype, watch));
+    let held = pair.weights.dtype;
+    let model = pair.weights.target_in(held, watch)?.with_kv(config.kv_dtype(held));
+    let in_f32 = pair.weights.target_in(Dtype::F32, watch)?;
     let all = || std::thread::available_parallelism().map_or(1, usize::from);
-    let quality = Quality::of(&model?, &in_f32?, &tokens, config.device.threads.unwrap_or_else(all))?;
-    Ok((quality, pair.weights.dtype))
+    let quality = Quality::of(&model, &in_f32, &tokens, config.device.threads.unwrap_or_else(all))?;
+    Ok((quality, held))
 }

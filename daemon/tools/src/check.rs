@@ -179,8 +179,9 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
     line(
         "kv",
         format!(
-            "{}: {} target and {} draft blocks of {} tokens, room for {} sequences of {} tokens",
+            "{}{}: {} target and {} draft blocks of {} tokens, room for {} sequences of {} tokens",
             sizes::written(pools.kv_bytes),
+            config.kv.cache_dtype.map_or_else(String::new, |dtype| format!(" in {dtype}")),
             pools.target_blocks,
             pools.draft_blocks,
             engine.block_size,

@@ -17,6 +17,8 @@ pub(crate) unsafe trait Element: Copy + Send + Sync + 'static {}
 unsafe impl Element for f32 {}
 // SAFETY: a plain number.
 unsafe impl Element for u32 {}
+// SAFETY: a plain number.
+unsafe impl Element for i8 {}
 // SAFETY: a `u16` inside.
 unsafe impl Element for bf16 {}
 

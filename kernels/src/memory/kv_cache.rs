@@ -3,6 +3,11 @@
 //! Keys lie as the matmul's panels do, positions across the lanes: bf16 `[layer][block][kv_head][head_dim / 2][block_size][2]`,
 //! f32 `[layer][block][kv_head][head_dim][block_size]`; so a score is one chain over the head and needs no sum across
 //! lanes. Values lie `[layer][block][kv_head][block_size][value_dim]`, where `value_dim` is `head_dim` padded to 16.
+//!
+//! In int8 the key and the value of a token and head each have a scale of their own, f32, `[layer][block][kv_head][block_size]`: what is
+//! stored for a token depends on nothing but the token, whatever the block has beside it, and is the same when it is computed again. Keys
+//! lie `[layer][block][kv_head][head_dim / 4][block_size]` in words of four consecutive elements, the lowest first, each a byte that is 128
+//! more than it; values are as above, in signed bytes.
 
 use super::Buffer;
 use crate::{Dtype, KernelError};
@@ -37,7 +42,16 @@ impl KvShape {
     #[must_use]
     pub fn bytes(&self, dtype: Dtype) -> u64 {
         let heads = (self.layers * self.blocks * self.kv_heads) as u64;
-        heads * (self.block_size * (self.head_dim + self.value_dim()) * dtype.bytes()) as u64
+        let of_token = match dtype {
+            Dtype::Int8 => 4 * self.key_words() + self.value_dim() + 2 * size_of::<f32>(),
+            _ => (self.head_dim + self.value_dim()) * dtype.bytes(),
+        };
+        heads * (self.block_size * of_token) as u64
+    }
+
+    /// Words of a key in int8.
+    pub(crate) fn key_words(&self) -> usize {
+        self.head_dim.div_ceil(4)
     }
 
     /// Elements of a stored value: the head, padded to whole vectors.
@@ -54,12 +68,10 @@ impl KvShape {
         (layer * self.blocks + block as usize) * self.kv_heads + head
     }
 
-    /// Copies the pages of all heads, from page `from` on to where page `to` is.
-    fn copy_pages<T: Copy>(&self, k: &mut [T], v: &mut [T], from: usize, to: usize) {
-        for (pages, width) in [(k, self.head_dim), (v, self.value_dim())] {
-            let page = self.block_size * width;
-            pages.copy_within(from * page..(from + self.kv_heads) * page, to * page);
-        }
+    /// Copies the pages of all heads, `width` numbers for each position, from page `from` on to where page `to` is.
+    fn copy_pages<T: Copy>(&self, pages: &mut [T], width: usize, from: usize, to: usize) {
+        let page = self.block_size * width;
+        pages.copy_within(from * page..(from + self.kv_heads) * page, to * page);
     }
 
     fn check(&self) -> Result<(), KernelError> {
@@ -98,13 +110,14 @@ pub struct KvCache {
 pub(crate) enum Pages {
     F32 { k: Buffer<f32>, v: Buffer<f32> },
     Bf16 { k: Buffer<bf16>, v: Buffer<bf16> },
+    Int8 { k: Buffer<u32>, v: Buffer<i8>, k_scales: Buffer<f32>, v_scales: Buffer<f32> },
 }
 
 impl KvCache {
     /// Zeroed memory of that shape.
     ///
     /// # Errors
-    /// If a size is impossible, `dtype` is int8 or int4, or there is no memory.
+    /// If a size is impossible, `dtype` is int4, or there is no memory.
     pub fn new(shape: KvShape, dtype: Dtype) -> Result<KvCache, KernelError> {
         shape.check()?;
         let heads = shape.layers.saturating_mul(shape.blocks).saturating_mul(shape.kv_heads);
@@ -114,9 +127,16 @@ impl KvCache {
         let pages = match dtype {
             Dtype::F32 => Pages::F32 { k: Buffer::zeroed(k, what)?, v: Buffer::zeroed(v, what)? },
             Dtype::Bf16 => Pages::Bf16 { k: Buffer::zeroed(k, what)?, v: Buffer::zeroed(v, what)? },
-            Dtype::Int8 | Dtype::Int4 => {
-                return Err(KernelError::MatricesAlone { what, dtype: dtype.name() });
+            Dtype::Int8 => {
+                let positions = heads.saturating_mul(shape.block_size);
+                Pages::Int8 {
+                    k: Buffer::zeroed(positions.saturating_mul(shape.key_words()), what)?,
+                    v: Buffer::zeroed(v, what)?,
+                    k_scales: Buffer::zeroed(positions, what)?,
+                    v_scales: Buffer::zeroed(positions, what)?,
+                }
             }
+            Dtype::Int4 => return Err(KernelError::MatricesAlone { what, dtype: dtype.name() }),
         };
         Ok(KvCache { shape, pages })
     }
@@ -133,6 +153,7 @@ impl KvCache {
         match self.pages {
             Pages::F32 { .. } => Dtype::F32,
             Pages::Bf16 { .. } => Dtype::Bf16,
+            Pages::Int8 { .. } => Dtype::Int8,
         }
     }
 
@@ -145,8 +166,20 @@ impl KvCache {
         for layer in 0..shape.layers {
             let (from, to) = (shape.page(layer, from, 0), shape.page(layer, to, 0));
             match &mut self.pages {
-                Pages::F32 { k, v } => shape.copy_pages(k, v, from, to),
-                Pages::Bf16 { k, v } => shape.copy_pages(k, v, from, to),
+                Pages::F32 { k, v } => {
+                    shape.copy_pages(k, shape.head_dim, from, to);
+                    shape.copy_pages(v, shape.value_dim(), from, to);
+                }
+                Pages::Bf16 { k, v } => {
+                    shape.copy_pages(k, shape.head_dim, from, to);
+                    shape.copy_pages(v, shape.value_dim(), from, to);
+                }
+                Pages::Int8 { k, v, k_scales, v_scales } => {
+                    shape.copy_pages(k, shape.key_words(), from, to);
+                    shape.copy_pages(v, shape.value_dim(), from, to);
+                    shape.copy_pages(k_scales, 1, from, to);
+                    shape.copy_pages(v_scales, 1, from, to);
+                }
             }
         }
     }
@@ -193,6 +226,12 @@ mod tests {
         let Pages::F32 { k, v } = cache.pages() else { panic!("wrong dtype") };
         assert_eq!(((k.len() + v.len()) * 4) as u64, SHAPE.bytes(Dtype::F32));
         assert_eq!(SHAPE.page(1, 2, 1), 11);
+        // A byte for each number, and a scale for each key and value.
+        assert_eq!(SHAPE.bytes(Dtype::Int8), 2 * 3 * 2 * 16 * (20 + 32 + 8));
+        let cache = KvCache::new(SHAPE, Dtype::Int8).unwrap();
+        let Pages::Int8 { k, v, k_scales, v_scales } = cache.pages() else { panic!("wrong dtype") };
+        let bytes = 4 * (k.len() + k_scales.len() + v_scales.len()) + v.len();
+        assert_eq!((bytes as u64, cache.dtype()), (SHAPE.bytes(Dtype::Int8), Dtype::Int8));
     }
 
     #[test]
@@ -229,8 +268,8 @@ mod tests {
             let refusal = KvCache::new(shape, Dtype::F32).err().unwrap().to_string();
             assert!(refusal.contains(what), "{refusal}");
         }
-        let int8 = KvCache::new(SHAPE, Dtype::Int8).err().unwrap().to_string();
-        assert!(int8.contains("the KV cache") && int8.contains("bf16"), "{int8}");
+        let int4 = KvCache::new(SHAPE, Dtype::Int4).err().unwrap().to_string();
+        assert!(int4.contains("the KV cache") && int4.contains("bf16"), "{int4}");
         let huge = KvShape { blocks: 1 << 31, block_size: 1 << 20, ..SHAPE };
         assert!(KvCache::new(huge, Dtype::F32).is_err());
     }

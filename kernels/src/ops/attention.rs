@@ -4,15 +4,23 @@
 //! tiles of [`TILE`] positions counted from position 0, so the order of every sum depends on the row's position
 //! alone. An item of work is one key head for a few rows of one sequence: they read the keys once. A query is one head
 //! of one row. Tile by tile: scores of all queries, softmax, values, weighted by the exponentials of the scores.
+//!
+//! Of a cache in int8 nothing is widened but in registers: a query is quantised too, its scores are dot products of whole numbers, which are
+//! exact, times the scales of query and key; values are weighted by the exponentials times their scales (`int8_pages.rs`).
+
+mod int8_pages;
 
 use super::activate::capped;
 use crate::lane::Scratch;
 use crate::memory::{KvCache, KvShape, POSITIONS, Pages, Rows, SharedRows, View, ViewMut};
 use crate::simd::{
-    Ask, DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, Steps, dispatch, exp, multiply, packed_words,
+    Ask, DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, Steps, dispatch, dispatch_bytes_in_vectors, exp,
+    multiply, packed_words,
 };
 use crate::{Lane, Op};
 use half::bf16;
+use int8_pages::Int8Pages;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Positions of a tile of the online softmax.
@@ -81,7 +89,10 @@ pub fn attention(
             let table = rows.table_of[first];
             let same = rows.table_of[first..end].iter().take_while(|of| **of == table).count();
             let item = Item { q, kv, layer, rows, shape, out, head, first, count: same };
-            dispatch(isa, Attend { item, scratch });
+            match kv.pages() {
+                Pages::Int8 { .. } => dispatch_bytes_in_vectors(isa, AttendBytes { item, scratch }),
+                Pages::F32 { .. } | Pages::Bf16 { .. } => dispatch(isa, Attend { item, scratch }),
+            }
             first += same;
         }
     });
@@ -100,12 +111,108 @@ impl Kernel for Attend<'_> {
         let Attend { item, scratch } = self;
         match item.kv.pages() {
             // SAFETY: keys are packed as bf16, and `DOTS` is true; the item is this worker's.
-            Pages::Bf16 { k, v } if S::DOTS => unsafe { attend::<S, DotBf16>(s, &item, k, v, scratch) },
+            Pages::Bf16 { k, v } if S::DOTS => unsafe {
+                attend(s, &item, Plain::<DotBf16, _> { k, v, product: PhantomData }, scratch);
+            },
             // SAFETY: keys are packed as bf16; the item is this worker's.
-            Pages::Bf16 { k, v } => unsafe { attend::<S, FmaBf16>(s, &item, k, v, scratch) },
+            Pages::Bf16 { k, v } => unsafe {
+                attend(s, &item, Plain::<FmaBf16, _> { k, v, product: PhantomData }, scratch);
+            },
             // SAFETY: keys are packed as f32; the item is this worker's.
-            Pages::F32 { k, v } => unsafe { attend::<S, FmaF32>(s, &item, k, v, scratch) },
+            Pages::F32 { k, v } => unsafe {
+                attend(s, &item, Plain::<FmaF32, _> { k, v, product: PhantomData }, scratch);
+            },
+            Pages::Int8 { .. } => unreachable!("bytes are attended to by `AttendBytes`"),
         }
+    }
+}
+
+/// The same over pages in int8, for which VNNI and `sdot` count.
+struct AttendBytes<'a> {
+    item: Item<'a>,
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for AttendBytes<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let AttendBytes { item, scratch } = self;
+        let Pages::Int8 { k, v, k_scales, v_scales } = item.kv.pages() else { return };
+        // SAFETY: the pages are the cache's; the item is this worker's.
+        unsafe { attend(s, &item, Int8Pages { k, v, k_scales, v_scales }, scratch) };
+    }
+}
+
+/// Keys and values of a cache, as they are read.
+trait KvPages<S: Simd>: Copy {
+    /// In what values are stored.
+    type Value: Stored;
+
+    /// Words of a query that is laid out for scores.
+    fn query_words(head_dim: usize) -> usize;
+
+    /// Lays a query out, in its slot of so many.
+    fn lay(s: S, q: &[f32], packed: &mut [f32], slot: usize, queries: usize);
+
+    fn values(&self) -> &[Self::Value];
+
+    /// Asks for the keys of the tile after this one: [`Item::ask_for_next`].
+    fn ask_for_keys(&self, s: S, item: &Item<'_>, tile: &Range<usize>, all: &Range<usize>);
+
+    /// Scores of all queries with the tile's keys, those beyond a row's position too: [`Item::soften`] drops them.
+    ///
+    /// # Safety
+    /// As for [`attend`].
+    unsafe fn score(&self, s: S, item: &Item<'_>, tile: &Range<usize>, state: &mut State<'_>);
+
+    /// Makes of exponentials what values are multiplied by.
+    fn weigh(&self, _s: S, _item: &Item<'_>, _tile: &Range<usize>, _state: &mut State<'_>) {}
+}
+
+/// Keys packed for a product, and values in the same type.
+struct Plain<'a, Q, T> {
+    k: &'a [T],
+    v: &'a [T],
+    product: PhantomData<Q>,
+}
+
+impl<Q, T> Clone for Plain<'_, Q, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Q, T> Copy for Plain<'_, Q, T> {}
+
+impl<S: Simd, T: Stored, Q: Product<S, Weight = T>> KvPages<S> for Plain<'_, Q, T> {
+    type Value = T;
+
+    #[inline(always)]
+    fn query_words(head_dim: usize) -> usize {
+        packed_words::<S, Q>(head_dim)
+    }
+
+    #[inline(always)]
+    fn lay(s: S, q: &[f32], packed: &mut [f32], slot: usize, queries: usize) {
+        Q::lay(s, q, packed, slot, queries);
+    }
+
+    #[inline(always)]
+    fn values(&self) -> &[T] {
+        self.v
+    }
+
+    #[inline(always)]
+    fn ask_for_keys(&self, s: S, item: &Item<'_>, tile: &Range<usize>, all: &Range<usize>) {
+        item.ask_for_next(s, self.k, item.kv.shape().head_dim, tile, all);
+    }
+
+    #[inline(always)]
+    unsafe fn score(&self, s: S, item: &Item<'_>, tile: &Range<usize>, state: &mut State<'_>) {
+        // SAFETY: the caller's promise.
+        unsafe { item.score::<S, Q>(s, self.k, tile, state) }
     }
 }
 
@@ -142,26 +249,20 @@ struct State<'a> {
 /// Attends.
 ///
 /// # Safety
-/// `keys` are packed for `Q`, both are pages of `item.kv`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the item.
+/// They are the pages of `item.kv`, keys packed for their product; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the item.
 #[inline(always)]
-unsafe fn attend<S: Simd, Q: Product<S, Weight: Stored>>(
-    s: S,
-    item: &Item<'_>,
-    keys: &[Q::Weight],
-    values: &[Q::Weight],
-    scratch: &mut Scratch,
-) {
+unsafe fn attend<S: Simd, P: KvPages<S>>(s: S, item: &Item<'_>, pages: P, scratch: &mut Scratch) {
     let kv = item.kv.shape();
     let value_dim = kv.value_dim();
     let queries = item.count * item.group();
-    let words = packed_words::<S, Q>(kv.head_dim);
+    let words = P::query_words(kv.head_dim);
     let [q, scores, sums, largest, total] =
         scratch.floats([words * queries, queries * TILE, queries * value_dim, queries, queries]);
     let mut state = State { queries, q, scores, sums, largest, total };
     state.sums.fill(0.0);
     state.total.fill(0.0);
     state.largest.fill(f32::NEG_INFINITY);
-    item.pack_queries::<S, Q>(s, state.q);
+    item.pack_queries::<S, P>(s, state.q);
 
     let spans = (0..item.count).map(|row| item.span(row));
     let begin = spans.clone().map(|span| span.start).min().unwrap_or(0);
@@ -169,13 +270,14 @@ unsafe fn attend<S: Simd, Q: Product<S, Weight: Stored>>(
     let all = begin / TILE * TILE..end;
     for tile in all.clone().step_by(TILE) {
         let tile = tile..end.min(tile + TILE);
-        item.ask_for_next(s, keys, kv.head_dim, &tile, &all);
+        pages.ask_for_keys(s, item, &tile, &all);
         // SAFETY: the caller's promises.
         unsafe {
-            item.score::<S, Q>(s, keys, &tile, &mut state);
-            item.ask_for_next(s, values, value_dim, &tile, &all);
+            pages.score(s, item, &tile, &mut state);
+            item.ask_for_next(s, pages.values(), value_dim, &tile, &all);
             item.soften(s, &tile, &mut state);
-            item.add_values(s, values, &tile, &mut state);
+            pages.weigh(s, item, &tile, &mut state);
+            item.add_values(s, pages.values(), &tile, &mut state);
         }
     }
     for query in 0..queries {
@@ -273,13 +375,13 @@ impl Item<'_> {
 
     /// Lays the queries out for the product.
     #[inline(always)]
-    fn pack_queries<S: Simd, Q: Product<S>>(&self, s: S, packed: &mut [f32]) {
+    fn pack_queries<S: Simd, P: KvPages<S>>(&self, s: S, packed: &mut [f32]) {
         let head_dim = self.kv.shape().head_dim;
         let queries = self.count * self.group();
         for query in 0..queries {
             let (row, head) = self.row_and_head(query);
             let q = &self.q.row(row)[head * head_dim..(head + 1) * head_dim];
-            Q::lay(s, q, packed, query, queries);
+            P::lay(s, q, packed, query, queries);
         }
     }
 
@@ -572,6 +674,14 @@ impl Stored for f32 {
     }
 }
 
+impl Stored for i8 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, at: *const i8) -> S::F {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_i8(at) }
+    }
+}
+
 impl Stored for bf16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, at: *const bf16) -> S::F {
@@ -605,6 +715,7 @@ mod tests {
                 let (keys, values) = match kv.pages() {
                     Pages::F32 { k, v } => (k.as_ptr().addr(), v.as_ptr().addr()),
                     Pages::Bf16 { k, v } => (k.as_ptr().addr(), v.as_ptr().addr()),
+                    Pages::Int8 { .. } => unreachable!("not asked for"),
                 };
                 let mut expected = Vec::new();
                 for head in 0..2 {

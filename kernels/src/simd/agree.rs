@@ -37,6 +37,10 @@ impl Kernel for All {
                 s.store_bf16(halves.as_mut_ptr(), a);
                 s.load_bf16(halves.as_ptr())
             };
+            // Any bytes will do.
+            let bytes = self.0[0].map(|x| x.to_bits() as i8);
+            // SAFETY: vectors divide 16.
+            let bytes = unsafe { s.load_i8(bytes[i..].as_ptr()) };
             any |= s.any(s.less(a, s.splat(-1.0)));
             let results = [
                 ("add", s.bits(s.add(a, b))),
@@ -59,6 +63,7 @@ impl Kernel for All {
                 ("shift_right", s.shift_right::<3>(x)),
                 ("to_f32", s.bits(s.to_f32(x))),
                 ("bf16", s.bits(rounded)),
+                ("load_i8", s.bits(bytes)),
             ];
             found.resize(results.len(), ("", [0; N])); // the first time
             for (place, (name, vector)) in found.iter_mut().zip(results) {

@@ -71,6 +71,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, at: *const i8) -> __m256 {
+        // SAFETY: the token proves the features; `at` is the caller's promise.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(at.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn store_bf16(self, at: *mut bf16, x: __m256) {
         // SAFETY: the token proves the features; `at` is the caller's promise.
         unsafe {

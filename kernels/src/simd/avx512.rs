@@ -71,6 +71,8 @@ impl<const BF16: bool, const VNNI: bool, const TILES: bool> Simd for Avx512<BF16
         fn of_bits(x: __m512i) -> __m512 = _mm512_castsi512_ps(x);
         unsafe fn load(at: *const f32) -> __m512 = _mm512_loadu_ps(at);
         unsafe fn load_bf16(at: *const bf16) -> __m512 = widen(_mm256_loadu_si256(at.cast()));
+        unsafe fn load_i8(at: *const i8) -> __m512 =
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(at.cast())));
         unsafe fn load_u32(at: *const u32) -> __m512i = _mm512_loadu_si512(at.cast());
         unsafe fn store(at: *mut f32, x: __m512) = _mm512_storeu_ps(at, x);
         unsafe fn store_u32(at: *mut u32, x: __m512i) = _mm512_storeu_si512(at.cast(), x);

@@ -80,6 +80,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `at` is valid for reading `LANES` numbers.
     unsafe fn load_bf16(self, at: *const bf16) -> Self::F;
+    /// # Safety
+    /// `at` is valid for reading `LANES` numbers.
+    unsafe fn load_i8(self, at: *const i8) -> Self::F;
     /// Rounded to nearest even.
     ///
     /// # Safety

@@ -65,6 +65,15 @@ impl<const SDOT: bool> Simd for Neon<SDOT> {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, at: *const i8) -> float32x4_t {
+        // SAFETY: the token proves the features; `at` is the caller's promise, for four bytes.
+        unsafe {
+            let four = vreinterpret_s8_u32(vdup_n_u32(at.cast::<u32>().read_unaligned()));
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(four))))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store_bf16(self, at: *mut bf16, x: float32x4_t) {
         // SAFETY: the token proves the features; `at` is the caller's promise.
         unsafe {

@@ -39,6 +39,12 @@ impl Simd for Portable {
         x.map(|x| f32::from_bits(u32::from(x) << 16))
     }
     #[inline(always)]
+    unsafe fn load_i8(self, at: *const i8) -> [f32; N] {
+        // SAFETY: the caller's promise.
+        let x = unsafe { at.cast::<[i8; N]>().read() };
+        x.map(f32::from)
+    }
+    #[inline(always)]
     unsafe fn store_bf16(self, at: *mut bf16, x: [f32; N]) {
         // SAFETY: the caller's promise.
         unsafe { at.cast::<[bf16; N]>().write(x.map(bf16::from_f32)) }

@@ -35,6 +35,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let lane = Lane::new(&partition, options.isa)?;
     let pinned = lane.pin_current_thread();
     let model = make(&options)?;
+    let model = match options.kv_dtype {
+        Some(kv_dtype) => model.with_kv(kv_dtype),
+        None => model,
+    };
     let weight_bytes = read_bytes(&model);
     let mut memory = Memory::new(weight_bytes);
     let mut workload = Workload::new(model, lane, options.layout, &cases)?;
@@ -67,7 +71,7 @@ fn make(options: &Options) -> Result<Model, Box<dyn Error>> {
 
 /// What a pass reads of the weights, however many rows it has: of the embedding only a row per token, which is left out.
 fn read_bytes(model: &Model) -> u64 {
-    let embedding = model.config().vocab * model.config().hidden * model.kv_dtype().bytes();
+    let embedding = model.config().vocab * model.config().hidden * model.dtype().beside().bytes();
     model.weight_bytes() - embedding as u64
 }
 

@@ -12,6 +12,9 @@ pub(crate) struct Options {
     /// What the matrices are held in: bf16, int8, int4 or f32.
     #[arg(long, default_value = "bf16")]
     pub(crate) dtype: Dtype,
+    /// What keys and values are held in: bf16, int8 or f32 [default: bf16, f32 beside f32].
+    #[arg(long)]
+    pub(crate) kv_dtype: Option<Dtype>,
     /// Rows of a pass [default: 1,2,4,8,16,32,64; with --shares 1,8,16].
     #[arg(long, value_delimiter = ',')]
     pub(crate) rows: Vec<usize>,

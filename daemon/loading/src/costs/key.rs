@@ -48,6 +48,7 @@ struct ModelKey {
     intermediate: usize,
     vocab: usize,
     dtype: String,
+    kv_dtype: String,
     weight_bytes: u64,
     weights: Weights,
 }
@@ -175,6 +176,7 @@ impl ModelKey {
             intermediate: config.intermediate,
             vocab: config.vocab,
             dtype: model.dtype.to_string(),
+            kv_dtype: model.kv_dtype.to_string(),
             weight_bytes: model.weight_bytes,
             weights,
         }
