@@ -270,6 +270,40 @@ proptest! {
     }
 }
 
+/// A copied block holds all that attention reads of it, in every type, and the first one stays as it was.
+#[test]
+fn a_copied_block_is_attended_to_as_the_first() {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8] {
+        let sizes = Sizes {
+            kv_heads: 2,
+            group: 2,
+            head_dim: 22,
+            block_size: 16,
+            window: None,
+            first: 0,
+            soft_cap: None,
+            sinks: false,
+            dtype,
+        };
+        let (random, lane) = (&mut Random::new(11), lane(Isa::detect(), 1));
+        let sequence = Sequence::random(random, &sizes, 16);
+        let shape = KvShape { layers: 1, blocks: 3, block_size: 16, kv_heads: 2, head_dim: 22 };
+        let mut kv = KvCache::new(shape, dtype).expect("sizes are possible");
+        let positions: Vec<u32> = (0..16).collect();
+        let rows = Rows { positions: &positions, table_of: &[0; 16], tables: &[&[1]] };
+        store_kv(&lane, sequence.k.view(16), sequence.v.view(16), &mut kv, 0, rows);
+        kv.copy_block(1, 2);
+        let attended = |block: BlockId| {
+            let mut out = Tensor::zeros(16, sizes.kv_heads * sizes.group * sizes.head_dim);
+            let rows = Rows { positions: &positions, table_of: &[0; 16], tables: &[&[block]] };
+            attention(&lane, sequence.q.view(16), &kv, 0, rows, sizes.shape(), out.view_mut(16));
+            bits(&out, 16)
+        };
+        assert_eq!(attended(2), attended(1), "{dtype}");
+        assert_ne!(attended(0), attended(1), "{dtype}");
+    }
+}
+
 #[test]
 #[should_panic(expected = "heads over 3 kv heads")]
 fn heads_that_do_not_divide_are_refused() {

@@ -13,6 +13,7 @@ mod four_bit_files;
 mod golden;
 mod heads;
 mod int4_logits;
+mod int8_kv;
 mod int8_logits;
 mod oracle;
 mod own_bits;

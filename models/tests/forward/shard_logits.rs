@@ -170,6 +170,24 @@ fn a_synthetic_pairs_shards_are_those_of_its_models() {
     }
 }
 
+/// Ranks round sums otherwise than one, and a rounding may turn a number of 8 bits: all of them agree, and are as near as those are.
+#[test]
+fn ranks_with_keys_and_values_in_int8_are_near_one() {
+    let case = "llama-gqa8-llama3-rope-tied";
+    let load = |shard| load(case, shard, Dtype::F32).unwrap().with_kv(Dtype::Int8);
+    let tokens = expected(case).0;
+    let isa = Isa::detect();
+    let (whole, _) = logits(&load, 1, isa, &tokens, 5);
+    let largest = whole.iter().flatten().fold(0f32, |most, logit| most.max(logit.abs()));
+    for ranks in [2, 4] {
+        let (found, _) = logits(&load, ranks, isa, &tokens, 5);
+        assert!(logits(&load, ranks, isa, &tokens, tokens.len()).0 == found, "{ranks} ranks: chunks differ");
+        for (found, expected) in found.iter().flatten().zip(whole.iter().flatten()) {
+            assert!((found - expected).abs() < 0.03 * largest, "{ranks} ranks: {found} {expected}");
+        }
+    }
+}
+
 #[test]
 fn scores_between_layers_are_the_same_on_every_rank_and_those_of_one() {
     let case = "llama-gqa8-llama3-rope-tied";
