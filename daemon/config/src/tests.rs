@@ -342,7 +342,7 @@ fn unknown_keys_are_refused_with_file_line_and_a_suggestion() {
     );
     assert_eq!(
         refusal("kv:\n  zzz: 9\n"),
-        "etc/x.yaml:2: `kv.zzz` is unknown; known here: block_size, memory, prefix_cache"
+        "etc/x.yaml:2: `kv.zzz` is unknown; known here: block_size, memory, prefix_cache, cache_dtype"
     );
 }
 

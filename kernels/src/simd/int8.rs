@@ -264,9 +264,14 @@ impl<const P: usize> Block<P> {
     /// As for [`Block::dots`].
     #[inline(always)]
     unsafe fn scales<S: Simd, H: Held, const V: usize>(&self, s: S) -> [[S::F; V]; P] {
+        let mut scales = [[s.splat(0.0); V]; P];
         // SAFETY: the caller's promise.
         let pairs = unsafe { load_words::<S, _, P, V>(s, self.weights, H::ROWS, self.ask) };
-        pairs.map(|pairs| pairs.map(|pair| H::scales(s, pair, self.block)))
+        // `array::map` is not compiled for the instruction set, and takes vectors through memory.
+        for (scales, pair) in scales.as_flattened_mut().iter_mut().zip(pairs.as_flattened()) {
+            *scales = H::scales(s, *pair, self.block);
+        }
+        scales
     }
 
     /// What they have beside them; zeros if that is nothing.
@@ -275,12 +280,15 @@ impl<const P: usize> Block<P> {
     /// As for [`Block::dots`].
     #[inline(always)]
     unsafe fn beside_scales<S: Simd, H: Held, const V: usize>(&self, s: S) -> [[S::F; V]; P] {
-        if H::BESIDE == Beside::Nothing {
-            return [[s.splat(0.0); V]; P];
+        let mut beside = [[s.splat(0.0); V]; P];
+        if !matches!(H::BESIDE, Beside::Nothing) {
+            // SAFETY: the caller's promise.
+            let pairs = unsafe { load_words::<S, _, P, V>(s, self.weights, H::ROWS + 1, self.ask) };
+            for (beside, pair) in beside.as_flattened_mut().iter_mut().zip(pairs.as_flattened()) {
+                *beside = H::beside_scales(s, *pair, self.block);
+            }
         }
-        // SAFETY: the caller's promise.
-        let pairs = unsafe { load_words::<S, _, P, V>(s, self.weights, H::ROWS + 1, self.ask) };
-        pairs.map(|pairs| pairs.map(|pair| H::beside_scales(s, pair, self.block)))
+        beside
     }
 }
 

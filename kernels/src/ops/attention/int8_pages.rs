@@ -131,10 +131,13 @@ impl Int8Pages<'_> {
                         *dots = [s.splat_u32(offset.to_bits()); P];
                     }
                     for w in 0..words {
-                        let four = keys.map(|keys| {
-                            let four = s.load_u32(keys.add(w * block_size));
-                            if S::SIGNED { s.xor_u32(four, s.splat_u32(0x8080_8080)) } else { four }
-                        });
+                        let mut four = [s.splat_u32(0); P];
+                        for (four, keys) in four.iter_mut().zip(keys) {
+                            *four = s.load_u32(keys.add(w * block_size));
+                            if S::SIGNED {
+                                *four = s.xor_u32(*four, s.splat_u32(0x8080_8080));
+                            }
+                        }
                         for (r, dots) in dots.iter_mut().enumerate() {
                             let x = *queries.as_ptr().add(r * (words + BESIDE) + w);
                             let x = s.splat_u32(x.to_bits());
