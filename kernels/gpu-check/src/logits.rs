@@ -8,7 +8,7 @@ use faser_models::cuda::{CudaModel, CudaPasses, PassInput};
 use faser_models::rounding::Distance;
 use faser_models::{Model, Shard, WeightSource};
 
-use super::two_sequences::{on_cpu, on_gpu, spec};
+use super::two_sequences::{on_cpu, on_gpu, spec, spec_with_experts};
 use super::{CheckResult, Report, Setting};
 
 /// Logits of a synthetic model against the CPU's: prefill of two sequences together, then a row of one and some of the other. How far those
@@ -19,8 +19,10 @@ use super::{CheckResult, Report, Setting};
 /// The GPU cannot be opened, or memory is short.
 pub fn logits(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let gpu = Gpu::open(setting.ordinal, None)?;
-    for kv_heads in [8, 4, 1] {
-        let spec = spec(setting.small, kv_heads);
+    let dense = [8, 4, 1]
+        .map(|kv_heads| (format!("8 heads over {kv_heads}"), spec(setting.small, kv_heads)))
+        .into_iter();
+    for (what, spec) in dense.chain([("8 experts".to_owned(), spec_with_experts(setting.small))]) {
         let source = WeightSource::Synthetic(spec.clone());
         let target = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {})?;
         let expected = on_cpu(&target)?;
@@ -28,7 +30,7 @@ pub fn logits(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
             let model = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {})?;
             let distance = Distance::between(&[on_gpu(&Arc::new(model), &mut whole)?], &[&expected]);
             let most = Distance::of_rounding(dtype, spec.layers);
-            let of = format!("of logits in {dtype}, 8 heads over {kv_heads}");
+            let of = format!("of logits in {dtype}, {what}");
             report.at_most(format!("error {of}"), distance.rms, "", most.rms);
             report.at_most(format!("largest error {of}"), distance.largest, "", most.largest);
         }

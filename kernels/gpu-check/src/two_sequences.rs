@@ -33,6 +33,12 @@ pub(crate) fn spec(small: bool, kv_heads: usize) -> SyntheticSpec {
     }
 }
 
+/// The same with 8 experts, three of which a row goes to.
+pub(crate) fn spec_with_experts(small: bool) -> SyntheticSpec {
+    let dense = spec(small, 4);
+    SyntheticSpec { experts: 8, experts_per_token: 3, intermediate: dense.intermediate / 2, ..dense }
+}
+
 fn tokens(config: &ModelConfig, sequence: usize) -> Vec<u32> {
     (0..SEQUENCES[sequence].0).map(|i| ((i * 31 + sequence * 7 + 3) % config.vocab) as u32).collect()
 }

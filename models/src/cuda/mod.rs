@@ -2,6 +2,7 @@
 
 mod along;
 mod buffers;
+mod cuda_experts;
 mod cuda_features;
 mod cuda_group;
 mod cuda_layer;

@@ -1,0 +1,225 @@
+//! A mixture of experts on a GPU, in place of an MLP.
+//!
+//! ```text
+//! router ─ route ─ experts_activate ─ experts ─ sum_experts (and the norm of what follows)
+//! ```
+//! Which rows go to which experts, the device alone knows: each launch is that of the bucket, and a graph holds it.
+
+use std::sync::Arc;
+
+use faser_kernels::cuda::{
+    ActivateArgs, CudaError, DeviceBuffer, ExpertsArgs, Gpu, MostGroups, Product, Ptr, RouteArgs,
+    RouterArgs, SumExpertsArgs,
+};
+
+use super::cuda_layer::Then;
+use super::cuda_model::{CudaExperts, ptr};
+use super::staged::RowArrays;
+use super::{CudaModel, CudaPasses, CudaSizes};
+use crate::layer_spec::Experts;
+use crate::{Mlp, ModelConfig};
+
+/// Room for the experts' activations: a row has as many as it has experts.
+pub(super) struct ExpertBuffers {
+    /// f32 `[rows][router's outputs]`.
+    logits: DeviceBuffer,
+    /// u32 `[rows][active]`, and f32 likewise.
+    chosen: DeviceBuffer,
+    places: DeviceBuffer,
+    group_rows: DeviceBuffer,
+    weights: DeviceBuffer,
+    /// u32: how many groups, the expert of each, where each begins.
+    groups: DeviceBuffer,
+    /// By places, the element's `[rows * active][width]` and f32 `[rows * active][hidden]`.
+    activated: DeviceBuffer,
+    products: DeviceBuffer,
+    /// f32 `[rows][hidden]`: what the shared expert makes.
+    shared: DeviceBuffer,
+}
+
+impl ExpertBuffers {
+    /// Bytes of each, for passes of up to `rows` rows of a model whose shard has these sizes; elements have `held` bytes.
+    fn sizes(own: &ModelConfig, rows: usize, held: usize) -> Option<[usize; 9]> {
+        let spec = own.experts()?;
+        let (word, pairs, hidden) = (size_of::<u32>(), rows * spec.active, own.hidden);
+        let of_pairs = pairs * word;
+        let shared = if spec.shared.is_some() { rows * hidden * word } else { 0 };
+        let (logits, groups) = (rows * spec.router_width() * word, (2 * spec.count + 2) * word);
+        let (activated, products) = (pairs * spec.width * held, pairs * hidden * word);
+        Some([logits, of_pairs, of_pairs, of_pairs, of_pairs, groups, activated, products, shared])
+    }
+
+    /// Bytes that they take, for planning; 0 without experts.
+    pub(super) fn bytes(own: &ModelConfig, rows: usize, held: usize) -> usize {
+        ExpertBuffers::sizes(own, rows, held).map_or(0, |sizes| sizes.iter().sum())
+    }
+
+    /// None without experts.
+    pub(super) fn new(model: &CudaModel, sizes: &CudaSizes) -> Result<Option<ExpertBuffers>, CudaError> {
+        let gpu: &Arc<Gpu> = &model.gpu;
+        let Some(bytes) = ExpertBuffers::sizes(&model.own, sizes.rows(), model.element.bytes()) else {
+            return Ok(None);
+        };
+        let [logits, chosen, places, group_rows, weights, groups, activated, products, shared] =
+            bytes.map(|bytes| DeviceBuffer::zeroed(gpu, bytes, "activations of experts"));
+        let (logits, chosen, places, group_rows) = (logits?, chosen?, places?, group_rows?);
+        let (weights, groups, activated) = (weights?, groups?, activated?);
+        let (products, shared) = (products?, shared?);
+        Ok(Some(ExpertBuffers {
+            logits,
+            chosen,
+            places,
+            group_rows,
+            weights,
+            groups,
+            activated,
+            products,
+            shared,
+        }))
+    }
+}
+
+impl CudaPasses {
+    /// Adds what the experts make of the residual stream to it. `normed`: its norm is there already. Of a group each rank has a share, as of any
+    /// branch. `next` is the weight of the norm that what follows begins with, if that may be done here: whether it was.
+    pub(super) fn mix(
+        &mut self,
+        branch: &CudaExperts,
+        spec: &Experts,
+        rows: RowArrays,
+        normed: bool,
+        next: Option<Ptr>,
+    ) -> Result<bool, CudaError> {
+        let (most_rows, sms, element) = (rows.bucket as u32, self.lane.sms(), self.model.element);
+        let (hidden, eps) = (self.model.config.hidden, self.model.config.rms_eps);
+        let (x, stream) = (self.normed.ptr(), self.x.ptr());
+        if !normed {
+            let args = self.norm_of(stream, branch.norm_before.ptr(), x, rows.counts);
+            self.lane.launch(&args.launch(element, most_rows, sms))?;
+        }
+        let room = self.experts.as_ref().expect("a model with experts has room for them");
+        let router = RouterArgs {
+            x: stream,
+            norm: branch.norm_before.ptr(),
+            w: branch.router.ptr(),
+            bias: ptr(&branch.router_bias),
+            logits: room.logits.ptr(),
+            rows: rows.counts,
+            hidden: hidden as u32,
+            outputs: spec.router_width() as u32,
+            eps,
+        };
+        let word = size_of::<u32>();
+        let route = RouteArgs {
+            logits: router.logits,
+            chosen: room.chosen.ptr(),
+            weights: room.weights.ptr(),
+            places: room.places.ptr(),
+            group_rows: room.group_rows.ptr(),
+            hit: room.groups.ptr(),
+            experts: room.groups.at(word),
+            starts: room.groups.at((1 + spec.count) * word),
+            rows: rows.counts,
+            tickets: self.tickets.ptr(),
+            count: spec.count as u32,
+            stride: router.outputs,
+            active: spec.active as u32,
+            renormed: u32::from(spec.renormed),
+        };
+        // The experts' matrices stand one behind the other (`RowsPacker`): that of the first is where all begin.
+        let first = &branch.each[0];
+        let inputs = ExpertsArgs {
+            x,
+            w: first.inputs.ptr(),
+            bias: ptr(&first.inputs_bias),
+            out: room.activated.ptr(),
+            hit: route.hit,
+            experts: route.experts,
+            starts: route.starts,
+            group_rows: route.group_rows,
+            inputs: hidden as u32,
+            outputs: 2 * spec.width as u32,
+            activation: spec.activation as u32,
+        };
+        let outputs = ExpertsArgs {
+            x: inputs.out,
+            w: first.output.ptr(),
+            bias: ptr(&first.output_bias),
+            out: room.products.ptr(),
+            group_rows: Ptr::NULL,
+            inputs: spec.width as u32,
+            outputs: hidden as u32,
+            ..inputs
+        };
+        let shared = room.shared.ptr();
+        let next = next.filter(|_| !self.is_split());
+        let sum = SumExpertsArgs {
+            norm: self.norm_of(stream, next.unwrap_or(Ptr::NULL), next.map_or(Ptr::NULL, |_| x), rows.counts),
+            products: outputs.out,
+            places: route.places,
+            weights: route.weights,
+            shared: if branch.shared.is_some() { shared } else { Ptr::NULL },
+            gates: route.logits.behind(spec.count * word),
+            out: stream,
+            rows: rows.counts,
+            cols: hidden as u32,
+            active: route.active,
+            gate_stride: route.stride,
+            add: u32::from(self.model.shard().is_first()),
+        };
+        let most = MostGroups::of(most_rows, route.active, route.count);
+        self.lane.launch(&router.launch(most_rows, sms))?;
+        self.lane.launch(&route.launch(most_rows, sms))?;
+        if let (Some(of_all), Some(width)) = (&branch.shared, spec.shared) {
+            let (mlp, activated) = (self.mlp.ptr(), self.activated.ptr());
+            let args = ActivateArgs {
+                x: mlp,
+                out: activated,
+                rows: rows.counts,
+                cols: width as u32,
+                activation: spec.activation as u32,
+                gated: 1,
+            };
+            let product = Product {
+                element,
+                x,
+                w: of_all.inputs.ptr(),
+                bias: ptr(&of_all.inputs_bias),
+                out: mlp,
+                rows: rows.bucket,
+                inputs: hidden,
+                outputs: 2 * width,
+                add: false,
+            };
+            self.multiply_then(product, rows.counts, Then::Activate(args))?;
+            let (w, bias) = (of_all.output.ptr(), ptr(&of_all.output_bias));
+            let product =
+                Product { x: activated, w, bias, out: shared, inputs: width, outputs: hidden, ..product };
+            self.multiply(product, rows.counts)?;
+        }
+        self.lane.launch(&inputs.activate(element, most, sms))?;
+        self.lane.launch(&outputs.launch(element, most, sms))?;
+        self.lane.launch(&sum.launch(element, most_rows, sms))?;
+        self.add_up(stream)?;
+        Ok(next.is_some())
+    }
+}
+
+/// Looks whether there are kernels for a mixture of experts.
+///
+/// # Errors
+/// A row goes to more experts than a warp has lanes.
+pub(super) fn fits(config: &ModelConfig) -> Result<(), CudaError> {
+    let most = RouteArgs::MOST_ACTIVE as usize;
+    for (index, layer) in config.layers.iter().enumerate() {
+        let Mlp::Experts(Experts { active, count, .. }) = layer.mlp.kind else { continue };
+        if active > most || count > RouteArgs::MOST_EXPERTS as usize {
+            return Err(CudaError::Unfit(format!(
+                "a row goes to {active} of {count} experts in layer {index}: there are kernels for {most} of {} (`num_experts_per_tok` of \
+                 `model.target` or `model.draft`): set `device.kind: cpu`",
+                RouteArgs::MOST_EXPERTS
+            )));
+        }
+    }
+    Ok(())
+}
