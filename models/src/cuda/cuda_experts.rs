@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
-    ActivateArgs, CudaError, DeviceBuffer, ExpertsArgs, Gpu, MostGroups, Product, Ptr, RouteArgs,
-    RouterArgs, SumExpertsArgs,
+    ActivateArgs, CudaError, DeviceBuffer, ExpertsArgs, Gpu, MostGroups, Product, Ptr, RouteArgs, RouterArgs,
+    SumExpertsArgs,
 };
 
 use super::cuda_layer::Then;

@@ -102,16 +102,18 @@ fn experts_on_tensor_cores_have_the_cpus_logits() {
     let name = "cuda_logits::experts_on_tensor_cores_have_the_cpus_logits";
     let report = cuda_fake::inside(name, &[], || {
         let gpu = Gpu::open(0, None).unwrap();
-        let (cpu, _) = synthetic::pair(&spec_with_experts(true), Dtype::F32, &mut |_| {}).unwrap();
-        let (expected, source) = (on_cpu(&cpu).unwrap(), WeightSource::Synthetic(spec_with_experts(true)));
         for dtype in [Dtype::F32, Dtype::Bf16] {
+            let spec = spec_with_experts(true, dtype);
+            let (cpu, _) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).unwrap();
+            let (expected, source) = (on_cpu(&cpu).unwrap(), WeightSource::Synthetic(spec.clone()));
             let free = gpu.memory().unwrap().0;
             let cuda = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {}).unwrap();
             let needed = CudaModel::weight_bytes(cuda.config(), Shard::WHOLE, dtype).unwrap();
             let used = (free - gpu.memory().unwrap().0) as u64;
             assert!((needed..needed + 1024).contains(&used), "{used} bytes of {needed} in {dtype}");
             let layers = cuda.config().layers.len();
-            is_rounding("8 experts", dtype, layers, &on_gpu(&Arc::new(cuda), false), &expected);
+            let what = format!("{} of {} experts", spec.experts_per_token, spec.experts);
+            is_rounding(&what, dtype, layers, &on_gpu(&Arc::new(cuda), false), &expected);
         }
     });
     let Some(report) = report else { return };
@@ -158,7 +160,7 @@ fn a_row_of_experts_has_the_same_bits_alone_and_among_others() {
         let gpu = Gpu::open(0, None).unwrap();
         let folder = |case: &str| WeightSource::folder(&golden(case)).unwrap();
         let cases = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"].map(|case| (case, folder(case)));
-        let synthetic = ("synthetic", WeightSource::Synthetic(spec_with_experts(true)));
+        let synthetic = ("synthetic", WeightSource::Synthetic(spec_with_experts(true, Dtype::F32)));
         for (case, source) in cases.into_iter().chain([synthetic]) {
             let model = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
             let model = Arc::new(model);

@@ -9,7 +9,7 @@ use faser_kernels::cuda::{
 use faser_kernels::ops::{
     self, Activation, Routing, Write, add_gated, matmul_experts, matmul_experts_activated, route, sum_experts,
 };
-use faser_kernels::{Dtype, Isa, Lane, Matrix, Source, Tensor, Vector};
+use faser_kernels::{Dtype, Isa, Lane, Matrix, Source, Tensor, Vector, View};
 
 const ELEMENTS: [Element; 2] = [Element::F32, Element::Bf16];
 /// Rows of a pass and their bucket, experts, and how many of them a row goes to.
@@ -60,7 +60,7 @@ impl Routed<'_> {
 /// Rows to their experts by the kernel; `sms` says how many blocks there are.
 fn routed<'e>(
     bench: &Bench<'e>,
-    logits: &Tensor,
+    logits: View<'_>,
     (bucket, experts, active): (usize, usize, usize),
     renormed: bool,
     (sms, order): (u32, i32),
@@ -101,7 +101,8 @@ pub(super) fn rows_go_to_the_cpus_experts(bench: &Bench<'_>) {
         route(&cpu(), logits.view(rows), turn % 2 == 0, &mut routing);
         let groups = routing.batches(usize::MAX).next().expect("rows");
         for order in bench.orders() {
-            let found = routed(bench, &logits, (bucket, experts, active), turn % 2 == 0, (2, order));
+            let found =
+                routed(bench, logits.view(rows), (bucket, experts, active), turn % 2 == 0, (2, order));
             let [hit, of_groups, starts, of_rows] = found.groups.each_ref().map(Memory::read);
             let count = hit[0] as usize;
             assert_eq!(of_groups[..count], *groups.experts, "{rows} rows, {active} of {experts} experts");
@@ -109,7 +110,8 @@ pub(super) fn rows_go_to_the_cpus_experts(bench: &Bench<'_>) {
             assert_eq!(of_rows, groups.rows, "{rows} rows, {active} of {experts} experts");
         }
         // None is there: there are no groups.
-        let none = routed(bench, &Tensor::zeros(0, experts + 1), (bucket, experts, active), true, (1, 0));
+        let none =
+            routed(bench, Tensor::zeros(0, experts + 1).view(0), (bucket, experts, active), true, (1, 0));
         assert_eq!((none.groups[0].read()[0], none.groups[2].read()[0]), (0, 0));
 
         // The logits, of rows of a residual stream.
@@ -213,7 +215,7 @@ pub(super) fn products_of_experts_are_the_cpus(bench: &Bench<'_>) {
             matmul_experts(&cpu(), rounded.view(pairs), groups, &|at| of(1, at), back.view_mut(pairs));
 
             let order = bench.order(turn);
-            let routed = routed(bench, &logits, (bucket, count, active), true, (1, order));
+            let routed = routed(bench, logits.view(rows), (bucket, count, active), true, (1, order));
             let ExpertGroups { hit, experts: of_groups, starts, rows: group_rows } = routed.groups();
             let most = MostGroups::of(bucket as u32, active as u32, count as u32);
             let bias = |bias: &[f32]| if biased { bench.lasting(bias) } else { Ptr::NULL };
@@ -277,7 +279,7 @@ pub(super) fn a_row_has_the_bits_of_a_product_with_its_expert(bench: &Bench<'_>)
     for (rows, bucket) in [(1, 1), (8, 8), (20, 24), (70, 128)] {
         let own =
             Tensor::from_rows(count + 1, &(0..rows).flat_map(|r| logits.row(r).to_vec()).collect::<Vec<_>>());
-        let routed = routed(bench, &own, (bucket, count, active), true, (1, 0));
+        let routed = routed(bench, own.view(rows), (bucket, count, active), true, (1, 0));
         let ExpertGroups { hit, experts, starts, rows: group_rows } = routed.groups();
         let found = bench.elements(element, &vec![-1e30; rows * active * width]);
         let (stream, weights) = (bench.elements(element, &x[..rows * hidden]), bench.elements(element, &w));
@@ -346,13 +348,13 @@ pub(super) fn sums_of_experts_are_the_cpus(bench: &Bench<'_>) {
         }
         for element in ELEMENTS {
             let order = bench.order(turn);
-            let routed = routed(bench, &logits, (bucket, count, active), shared, (1, order));
-            let all = |tensor: &Tensor| -> Vec<f32> {
-                (0..tensor.rows()).flat_map(|row| tensor.row(row).to_vec()).collect()
+            let routed = routed(bench, logits.view(rows), (bucket, count, active), shared, (1, order));
+            let all = |view: View<'_>| -> Vec<f32> {
+                (0..view.rows()).flat_map(|row| view.row(row).to_vec()).collect()
             };
             let (out, weight) = (bench.floats(&before), random.numbers(cols));
             let [by_sum, behind] = [0; 2].map(|_| bench.elements(element, &vec![-7.0; rows * cols]));
-            let (of_rows, gates) = (bench.count(rows), bench.lasting(&all(&logits)));
+            let (of_rows, gates) = (bench.count(rows), bench.lasting(&all(logits.view(rows))));
             let norm = RmsNormArgs {
                 x: out.ptr(),
                 weight: bench.lasting(&weight),
@@ -365,10 +367,10 @@ pub(super) fn sums_of_experts_are_the_cpus(bench: &Bench<'_>) {
             };
             let args = SumExpertsArgs {
                 norm,
-                products: bench.lasting(&all(&products)),
+                products: bench.lasting(&all(products.view(rows * active))),
                 places: routed.places.ptr(),
                 weights: routed.weights.ptr(),
-                shared: if shared { bench.lasting(&all(&of_all)) } else { Ptr::NULL },
+                shared: if shared { bench.lasting(&all(of_all.view(rows))) } else { Ptr::NULL },
                 gates: gates.behind(count * size_of::<f32>()),
                 out: out.ptr(),
                 rows: of_rows,
