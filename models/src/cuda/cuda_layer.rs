@@ -55,7 +55,8 @@ impl CudaPasses {
         Ok(())
     }
 
-    /// `normed`: the norm that it begins with is there already. `next` is the weight of the norm that what follows begins with, if that may be done here: whether it was.
+    /// `normed`: the norm that it begins with is there already. `next` is the weight of the norm that what follows begins with, if that may be done
+    /// here: whether it was.
     fn layer(
         &mut self,
         model: &CudaModel,
