@@ -13,7 +13,7 @@ use faser_kernels::sampling::CANDIDATES;
 use faser_kernels::{BlockId, Dtype};
 
 use super::along::MarkovBuffers;
-use super::cuda_experts::ExpertBuffers;
+use super::expert_buffers::ExpertBuffers;
 use super::staged::Steps;
 use crate::{HeadSpec, ModelConfig, Shard};
 

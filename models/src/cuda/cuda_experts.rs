@@ -5,79 +5,15 @@
 //! ```
 //! Which rows go to which experts, the device alone knows: each launch is that of the bucket, and a graph holds it.
 
-use std::sync::Arc;
-
 use faser_kernels::cuda::{
-    ActivateArgs, CudaError, DeviceBuffer, ExpertsArgs, Gpu, MostGroups, Product, Ptr, RouteArgs, RouterArgs,
-    SumExpertsArgs,
+    ActivateArgs, CudaError, ExpertsArgs, MostGroups, Product, Ptr, RouteArgs, RouterArgs, SumExpertsArgs,
 };
 
+use super::CudaPasses;
 use super::cuda_layer::Then;
 use super::cuda_model::{CudaExperts, ptr};
 use super::staged::RowArrays;
-use super::{CudaModel, CudaPasses, CudaSizes};
 use crate::layer_spec::Experts;
-use crate::{Mlp, ModelConfig};
-
-/// Room for the experts' activations: a row has as many as it has experts.
-pub(super) struct ExpertBuffers {
-    /// f32 `[rows][router's outputs]`.
-    logits: DeviceBuffer,
-    /// u32 `[rows][active]`, and f32 likewise.
-    chosen: DeviceBuffer,
-    places: DeviceBuffer,
-    group_rows: DeviceBuffer,
-    weights: DeviceBuffer,
-    /// u32: how many groups, the expert of each, where each begins.
-    groups: DeviceBuffer,
-    /// By places, the element's `[rows * active][width]` and f32 `[rows * active][hidden]`.
-    activated: DeviceBuffer,
-    products: DeviceBuffer,
-    /// f32 `[rows][hidden]`: what the shared expert makes.
-    shared: DeviceBuffer,
-}
-
-impl ExpertBuffers {
-    /// Bytes of each, for passes of up to `rows` rows of a model whose shard has these sizes; elements have `held` bytes.
-    fn sizes(own: &ModelConfig, rows: usize, held: usize) -> Option<[usize; 9]> {
-        let spec = own.experts()?;
-        let (word, pairs, hidden) = (size_of::<u32>(), rows * spec.active, own.hidden);
-        let of_pairs = pairs * word;
-        let shared = if spec.shared.is_some() { rows * hidden * word } else { 0 };
-        let (logits, groups) = (rows * spec.router_width() * word, (2 * spec.count + 2) * word);
-        let (activated, products) = (pairs * spec.width * held, pairs * hidden * word);
-        Some([logits, of_pairs, of_pairs, of_pairs, of_pairs, groups, activated, products, shared])
-    }
-
-    /// Bytes that they take, for planning; 0 without experts.
-    pub(super) fn bytes(own: &ModelConfig, rows: usize, held: usize) -> usize {
-        ExpertBuffers::sizes(own, rows, held).map_or(0, |sizes| sizes.iter().sum())
-    }
-
-    /// None without experts.
-    pub(super) fn new(model: &CudaModel, sizes: &CudaSizes) -> Result<Option<ExpertBuffers>, CudaError> {
-        let gpu: &Arc<Gpu> = &model.gpu;
-        let Some(bytes) = ExpertBuffers::sizes(&model.own, sizes.rows(), model.element.bytes()) else {
-            return Ok(None);
-        };
-        let [logits, chosen, places, group_rows, weights, groups, activated, products, shared] =
-            bytes.map(|bytes| DeviceBuffer::zeroed(gpu, bytes, "activations of experts"));
-        let (logits, chosen, places, group_rows) = (logits?, chosen?, places?, group_rows?);
-        let (weights, groups, activated) = (weights?, groups?, activated?);
-        let (products, shared) = (products?, shared?);
-        Ok(Some(ExpertBuffers {
-            logits,
-            chosen,
-            places,
-            group_rows,
-            weights,
-            groups,
-            activated,
-            products,
-            shared,
-        }))
-    }
-}
 
 impl CudaPasses {
     /// Adds what the experts make of the residual stream to it. `normed`: its norm is there already. Of a group each rank has a share, as of any
@@ -203,23 +139,4 @@ impl CudaPasses {
         self.add_up(stream)?;
         Ok(next.is_some())
     }
-}
-
-/// Looks whether there are kernels for a mixture of experts.
-///
-/// # Errors
-/// A row goes to more experts than a warp has lanes.
-pub(super) fn fits(config: &ModelConfig) -> Result<(), CudaError> {
-    let most = RouteArgs::MOST_ACTIVE as usize;
-    for (index, layer) in config.layers.iter().enumerate() {
-        let Mlp::Experts(Experts { active, count, .. }) = layer.mlp.kind else { continue };
-        if active > most || count > RouteArgs::MOST_EXPERTS as usize {
-            return Err(CudaError::Unfit(format!(
-                "a row goes to {active} of {count} experts in layer {index}: there are kernels for {most} of {} (`num_experts_per_tok` of \
-                 `model.target` or `model.draft`): set `device.kind: cpu`",
-                RouteArgs::MOST_EXPERTS
-            )));
-        }
-    }
-    Ok(())
 }

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use faser_kernels::cuda::{AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, NOTHING, Ptr, Upload};
+use faser_kernels::cuda::{
+    AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, NOTHING, Ptr, RouteArgs, Upload,
+};
 use faser_kernels::{Dtype, RopeTable, Source};
 
-use super::cuda_experts;
 use crate::experts::ExpertsBranch;
 use crate::layer::Branch;
 use crate::load::{Held, Packer, ROUTER, Shapes, Tensors, counted, load};
 use crate::model::{HeadParts, Parts, rope_tables};
-use crate::{ModelConfig, ModelError, Progress, Shard, WeightSource};
+use crate::{Experts, Mlp, ModelConfig, ModelError, Progress, Shard, WeightSource};
 
 /// A model whose weights are on a GPU, or a rank's shard of it. Layers that the models of a pair have in common are there once.
 pub struct CudaModel {
@@ -151,9 +152,20 @@ impl CudaModel {
     /// Looks whether there are kernels for all layers of a model.
     ///
     /// # Errors
-    /// There are not, and why.
+    /// A row goes to more experts than there is a kernel for.
     pub fn has_kernels(config: &ModelConfig) -> Result<(), CudaError> {
-        cuda_experts::fits(config)
+        let most = RouteArgs::MOST_ACTIVE as usize;
+        for (index, layer) in config.layers.iter().enumerate() {
+            let Mlp::Experts(Experts { active, count, .. }) = layer.mlp.kind else { continue };
+            if active > most || count > RouteArgs::MOST_EXPERTS as usize {
+                return Err(CudaError::Unfit(format!(
+                    "a row goes to {active} of {count} experts in layer {index}: there are kernels for {most} of {} (`num_experts_per_tok` of \
+                     `model.target` or `model.draft`): set `device.kind: cpu`",
+                    RouteArgs::MOST_EXPERTS
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of GPU memory that the weights of a shard of such a model take.

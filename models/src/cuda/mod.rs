@@ -10,6 +10,7 @@ mod cuda_markov;
 mod cuda_model;
 mod cuda_pruning;
 mod draft_steps;
+mod expert_buffers;
 mod feature_buffers;
 mod pass;
 mod penalties;

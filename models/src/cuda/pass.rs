@@ -27,7 +27,7 @@ use faser_kernels::{BlockId, Dtype, Rows};
 use super::CudaModel;
 use super::along::StepsAlong;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
-use super::cuda_experts::ExpertBuffers;
+use super::expert_buffers::ExpertBuffers;
 use super::feature_buffers::{FeatureWriter, HeadBuffers};
 use super::recently_used::RecentlyUsed;
 use super::staged::{Beside, KnownChunk, RowArrays, Staged, Tail, plan_attention};
@@ -169,7 +169,7 @@ impl CudaPasses {
             attended: activations(rows, q * held)?,
             mlp: activations(rows, own.mlp_width() * f32)?,
             activated: activations(rows, own.activated_width() * held)?,
-            experts: ExpertBuffers::new(&model, &sizes)?,
+            experts: ExpertBuffers::new(&gpu, own, rows, model.element)?,
             attention_sums: activations(split_rows, config.head_dim * f32)?,
             attention_stats: activations(split_rows, 2 * f32)?,
             tickets: activations(sizes.tickets(own), size_of::<u32>())?,
