@@ -107,7 +107,7 @@ fn a_target_over_two_gpus_gives_the_cpus_tokens() {
 #[test]
 fn experts_over_two_gpus_give_the_cpus_tokens() {
     let name = "cuda_shards::experts_over_two_gpus_give_the_cpus_tokens";
-    requests_get_the_cpus_tokens_of(&with_experts_spec(split_spec()), name, (2, 2), 6);
+    requests_get_the_cpus_tokens_of(&with_experts_spec(&split_spec()), name, (2, 2), 6);
 }
 
 #[test]

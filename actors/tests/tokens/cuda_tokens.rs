@@ -69,7 +69,7 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
 fn requests_get_the_cpus_tokens_of_experts_on_a_gpu() {
     let name = "cuda_tokens::requests_get_the_cpus_tokens_of_experts_on_a_gpu";
     let report = cuda_fake::inside(name, &[], || {
-        let gpu = put_on_gpu(with_experts(Dtype::F32), with_experts_spec(spec()));
+        let gpu = put_on_gpu(with_experts(Dtype::F32), with_experts_spec(&spec()));
         let cpu = Pair { cuda: None, ..gpu.clone() };
         let mut tally = Tally::default();
         for seed in 1..=16 {
