@@ -16,64 +16,22 @@ struct MatmulArgs {
     u32 inputs, outputs, add;
 };
 
-static constexpr u32 WARPS = 8, OUTPUTS = 16, STEP = 32;
-
 DEVICE void finish(const MatmulArgs &a, u32 r, u32 output, float sum) {
     float *out = a.out + (size_t)r * a.outputs + output;
     if (a.bias) sum += a.bias[output];
     *out = a.add ? *out + sum : sum;
 }
 
-// Sixteen bytes of a row, or zeros.
-DEVICE uint4 load_or_zero(const bf16 *at, bool wanted) {
-    uint4 zero;
-    zero.x = zero.y = zero.z = zero.w = 0;
-    return wanted ? *(const uint4 *)at : zero;
-}
-
-// TILES times eight rows. `write` gets each sum: row, output, and of a GATED product, whose second half of outputs stands beside the first, the sum of the opposite one.
-// `after` gets each tile that is written, for all threads.
+// TILES times eight rows. `write` gets each sum as sum_tile gives it; of a GATED product the second half of outputs stands beside the first. `after` gets each tile that is
+// written, for all threads.
 template <u32 TILES, bool GATED, typename Write, typename After> DEVICE void matmul_bf16(const MatmulArgs &a, const Write &write, const After &after) {
     __shared__ float parts[WARPS][TILES][4][WARP];
-    const u32 rows = *a.rows, g = lane() / 4, t = lane() % 4;
+    const u32 rows = *a.rows, g = lane() / 4, inputs = a.inputs, all = GATED ? a.outputs / 2 : a.outputs;
     if (!rows) return; // a step in which nothing drafts any more reads no weights
-    const u32 steps = a.inputs / STEP, each = (steps + WARPS - 1) / WARPS;
-    const u32 first = warp() * each, last = first + each < steps ? first + each : steps;
-    // Outputs of a tile that are written, of all, and how far behind its first eight the others lie.
-    constexpr u32 OWN = GATED ? OUTPUTS / 2 : OUTPUTS, SUMS = GATED ? 2 : 4;
-    const u32 all = GATED ? a.outputs / 2 : a.outputs, behind = GATED ? all : 8;
-    for (u32 tile = blockIdx.x; tile * OWN < all; tile += gridDim.x) {
-        const u32 output = tile * OWN + g;
-        const bool upper = output < all, lower = GATED ? upper : output + 8 < all;
-        const bf16 *w = (const bf16 *)a.w + (size_t)(upper ? output : 0) * a.inputs + t * 8;
-        const bf16 *x = (const bf16 *)a.x + (size_t)g * a.inputs + t * 8;
-        float c[TILES][4] = {};
-#pragma unroll (4 / TILES)
-        for (u32 step = first; step < last; step++) {
-            const uint4 w0 = load_once(w + step * STEP);
-            const uint4 w1 = load_once(w + (lower ? (size_t)behind * a.inputs : 0) + step * STEP);
-            const u32 near[4] = {w0.x, w1.x, w0.y, w1.y}, far[4] = {w0.z, w1.z, w0.w, w1.w};
-#pragma unroll
-            for (u32 n = 0; n < TILES; n++) {
-                const uint4 b = load_or_zero(x + (size_t)n * 8 * a.inputs + step * STEP, n * 8 + g < rows);
-                multiply_add(c[n], near, b.x, b.y);
-                multiply_add(c[n], far, b.z, b.w);
-            }
-        }
-        for (u32 n = 0; n < TILES; n++) {
-            for (u32 i = 0; i < 4; i++) parts[warp()][n][i][lane()] = c[n][i];
-        }
-        __syncthreads();
-        // Element i of a thread's four: output g or behind it, row 2 t or 2 t + 1.
-        for (u32 place = threadIdx.x; place < TILES * SUMS * WARP; place += blockDim.x) {
-            const u32 n = place / (SUMS * WARP), i = place / WARP % SUMS, l = place % WARP;
-            const u32 r = n * 8 + l % 4 * 2 + i % 2, at = tile * OWN + l / 4 + i / 2 * 8;
-            float sum = 0.0f, opposite = 0.0f;
-            for (u32 p = 0; p < WARPS; p++) sum += parts[p][n][i][l];
-            if (GATED) for (u32 p = 0; p < WARPS; p++) opposite += parts[p][n][i + 2][l];
-            if (r < rows && at < all) write(r, at, sum, opposite);
-        }
-        __syncthreads(); // the parts have been read
+    const bf16 *x = (const bf16 *)a.x + (size_t)g * inputs + lane() % 4 * 8;
+    const auto load = [=](u32 n, u32 step) { return load_or_zero(x + (size_t)n * 8 * inputs + step * STEP, n * 8 + g < rows); };
+    for (u32 tile = blockIdx.x; tile * (GATED ? OUTPUTS / 2 : OUTPUTS) < all; tile += gridDim.x) {
+        sum_tile<TILES, GATED>(parts, (const bf16 *)a.w, inputs, all, tile, rows, load, write);
         after(tile);
     }
 }
@@ -82,7 +40,7 @@ template <u32 TILES> DEVICE void matmul_alone(const MatmulArgs &a) {
     matmul_bf16<TILES, false>(a, [&](u32 r, u32 at, float sum, float) { finish(a, r, at, sum); }, [](u32) {});
 }
 KERNEL(256, 64) matmul_8_bf16(MatmulArgs a) { matmul_alone<1>(a); }
-KERNEL(256, 80) matmul_16_bf16(MatmulArgs a) { matmul_alone<2>(a); }
+KERNEL(256, 80, 1) matmul_16_bf16(MatmulArgs a) { matmul_alone<2>(a); }
 
 // Gate and up to what the activation makes of them: `out` is bf16, [rows][half of the outputs].
 struct MatmulActivateArgs { MatmulArgs product; u32 activation; };

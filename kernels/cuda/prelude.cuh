@@ -105,6 +105,10 @@ DEVICE float warp_sum(float x) {
     for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
     return x;
 }
+DEVICE u32 warp_sum(u32 x) {
+    for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
 DEVICE float warp_max(float x) {
     for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
     return x;
@@ -223,6 +227,58 @@ DEVICE void illegal_write(u32 *at) { *(volatile u32 *)at = 1; }
 // A word of the host's memory, which the host looks at while kernels run.
 DEVICE void tell_host(u32 *at, u32 value) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory"); }
 #endif
+
+// ---- products of few rows on tensor cores: a tile of sixteen outputs by a block of eight warps, which split the inputs
+static constexpr u32 WARPS = 8, OUTPUTS = 16, STEP = 32;
+
+// Sixteen bytes of a row, or zeros.
+DEVICE uint4 load_or_zero(const bf16 *at, bool wanted) {
+    uint4 zero;
+    zero.x = zero.y = zero.z = zero.w = 0;
+    return wanted ? *(const uint4 *)at : zero;
+}
+
+// The sums of a tile for up to TILES times eight rows, for all threads of a block. `load(n, step)` is what a thread has of that step of row 8 n + g, g a quarter of its lane: the eight inputs
+// from 8 (lane % 4) on. `write` gets each sum: row, output, sum. The second eight outputs of a GATED tile are those `all` behind the first eight: it gets the sum of the
+// opposite one too. Which rows there are changes no sum.
+template <u32 TILES, bool GATED, typename Load, typename Write>
+DEVICE void sum_tile(float (&parts)[WARPS][TILES][4][WARP], const bf16 *w, u32 inputs, u32 all, u32 tile, u32 rows, const Load &load, const Write &write) {
+    const u32 steps = inputs / STEP, each = (steps + WARPS - 1) / WARPS, g = lane() / 4, t = lane() % 4;
+    const u32 first = warp() * each, last = first + each < steps ? first + each : steps;
+    // Outputs of a tile that are written, and how far behind its first eight the others lie.
+    constexpr u32 OWN = GATED ? OUTPUTS / 2 : OUTPUTS, SUMS = GATED ? 2 : 4;
+    const u32 behind = GATED ? all : 8, output = tile * OWN + g;
+    const bool upper = output < all, lower = GATED ? upper : output + 8 < all;
+    w += (size_t)(upper ? output : 0) * inputs + t * 8;
+    float c[TILES][4] = {};
+#pragma unroll (TILES < 4 ? 4 / TILES : 2)
+    for (u32 step = first; step < last; step++) {
+        const uint4 w0 = load_once(w + step * STEP);
+        const uint4 w1 = load_once(w + (lower ? (size_t)behind * inputs : 0) + step * STEP);
+        const u32 near[4] = {w0.x, w1.x, w0.y, w1.y}, far[4] = {w0.z, w1.z, w0.w, w1.w};
+#pragma unroll
+        for (u32 n = 0; n < TILES; n++) {
+            if (TILES > 2 && n * 8 >= rows) break; // nobody's
+            const uint4 b = load(n, step);
+            multiply_add(c[n], near, b.x, b.y);
+            multiply_add(c[n], far, b.z, b.w);
+        }
+    }
+    for (u32 n = 0; n < TILES; n++) {
+        for (u32 i = 0; i < 4; i++) parts[warp()][n][i][lane()] = c[n][i];
+    }
+    __syncthreads();
+    // Element i of a thread's four: output g or behind it, row 2 t or 2 t + 1.
+    for (u32 place = threadIdx.x; place < TILES * SUMS * WARP; place += blockDim.x) {
+        const u32 n = place / (SUMS * WARP), i = place / WARP % SUMS, l = place % WARP;
+        const u32 r = n * 8 + l % 4 * 2 + i % 2, at = tile * OWN + l / 4 + i / 2 * 8;
+        float sum = 0.0f, opposite = 0.0f;
+        for (u32 p = 0; p < WARPS; p++) sum += parts[p][n][i][l];
+        if (GATED) for (u32 p = 0; p < WARPS; p++) opposite += parts[p][n][i + 2][l];
+        if (r < rows && at < all) write(r, at, sum, opposite);
+    }
+    __syncthreads(); // the parts have been read
+}
 
 // ---- the sampler's numbers: what the CPU's has (kernels/src/sampling), bit for bit
 // A number and a token as one word: the larger number, then the lower token, is the larger word. 0 is less than any.

@@ -107,6 +107,12 @@ fn weights_that_do_not_fit_are_refused_with_numbers_before_any_is_copied() {
         let spec = SyntheticSpec::preset("tiny").unwrap();
         let refusal = load(&WeightSource::Synthetic(spec), Dtype::Bf16).err().unwrap();
         assert!(refusal.to_string().contains("bf16"), "{refusal}");
+        let many =
+            SyntheticSpec { experts: 40, experts_per_token: 33, ..SyntheticSpec::preset("tiny").unwrap() };
+        let refusal = load(&WeightSource::Synthetic(many), Dtype::F32).err().unwrap().to_string();
+        for part in ["33 of 40 experts", "kernels for 32", "`num_experts_per_tok`", "`device.kind: cpu`"] {
+            assert!(refusal.contains(part), "{part}: {refusal}");
+        }
     });
     let Some(report) = report else { return };
     assert!(report.contains("memory left 0\n") && report.contains("copies 0\n"), "{report}");

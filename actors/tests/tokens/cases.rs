@@ -228,7 +228,12 @@ pub(crate) fn often_right(dtype: Dtype) -> Pair {
 
 /// A pair whose layers have experts, of each row a few.
 pub(crate) fn with_experts(dtype: Dtype) -> Pair {
-    pair_of(&SyntheticSpec { experts: 5, experts_per_token: 2, intermediate: 16, ..spec() }, dtype)
+    pair_of(&with_experts_spec(&spec()), dtype)
+}
+
+/// The same layers with experts.
+pub(crate) fn with_experts_spec(spec: &SyntheticSpec) -> SyntheticSpec {
+    SyntheticSpec { experts: 5, experts_per_token: 2, intermediate: 16, ..spec.clone() }
 }
 
 /// That of [`often_right`].

@@ -6,29 +6,39 @@ use std::sync::Arc;
 use faser_actors::Dtype;
 use faser_kernels::cuda::Gpu;
 use faser_models::cuda::CudaModel;
+use faser_models::synthetic::SyntheticSpec;
 use faser_models::{Shard, WeightSource};
 
-use crate::cases::{pair_of, split_spec};
+use crate::cases::{pair_of, split_spec, with_experts_spec};
 use crate::cuda_fake;
 use crate::rig::{OnGpu, Pair, shares};
 use crate::runs::{Tally, run};
 
 /// A rank of the target over `target` GPUs, with its shard of the draft, if that goes so far; lanes on the whole GPU, and on two splits.
-fn rank(number: usize, target: usize, draft: usize) -> OnGpu {
+fn rank(spec: &SyntheticSpec, number: usize, target: usize, draft: usize) -> OnGpu {
     let gpu = Gpu::open(number, None).expect("a fake GPU opens");
     let shard = Shard::of(number, target);
     let load =
         |source, shard| CudaModel::load(&gpu, &source, shard, Dtype::F32, &mut |_| {}).expect("a shard");
-    let own = load(WeightSource::Synthetic(split_spec()), shard);
+    let own = load(WeightSource::Synthetic(spec.clone()), shard);
     let draft =
-        (number < draft).then(|| load(WeightSource::SyntheticDraft(split_spec()), Shard::of(number, draft)));
+        (number < draft).then(|| load(WeightSource::SyntheticDraft(spec.clone()), Shard::of(number, draft)));
     OnGpu { target: Arc::new(own), draft: draft.map(Arc::new), shares: shares(&gpu), others: Vec::new() }
 }
 
 fn requests_get_the_cpus_tokens(name: &str, target: usize, draft: usize, seeds: u64) {
+    requests_get_the_cpus_tokens_of(&split_spec(), name, (target, draft), seeds);
+}
+
+fn requests_get_the_cpus_tokens_of(
+    spec: &SyntheticSpec,
+    name: &str,
+    (target, draft): (usize, usize),
+    seeds: u64,
+) {
     let report = cuda_fake::inside(name, &[("FASER_FAKE_GPUS", "4")], || {
-        let pair = pair_of(&split_spec(), Dtype::F32);
-        let mut ranks = (0..target).map(|number| rank(number, target, draft));
+        let pair = pair_of(spec, Dtype::F32);
+        let mut ranks = (0..target).map(|number| rank(spec, number, target, draft));
         let first = ranks.next().expect("a first rank");
         let cuda = OnGpu { others: ranks.collect(), ..first };
         let split = Pair { cuda: Some(cuda), ..pair.clone() };
@@ -59,7 +69,7 @@ fn a_target_over_two_gpus_that_each_have_the_draft_gives_the_cpus_tokens() {
     let report = cuda_fake::inside(name, &[("FASER_FAKE_GPUS", "2")], || {
         let pair = pair_of(&split_spec(), Dtype::F32);
         let with_draft = |number| {
-            let OnGpu { target, shares, .. } = rank(number, 2, 0);
+            let OnGpu { target, shares, .. } = rank(&split_spec(), number, 2, 0);
             let gpu = Gpu::open(number, None).expect("a fake GPU opens");
             let source = WeightSource::SyntheticDraft(split_spec());
             let draft =
@@ -92,6 +102,12 @@ fn one_gpu_gives_the_cpus_tokens() {
 #[test]
 fn a_target_over_two_gpus_gives_the_cpus_tokens() {
     requests_get_the_cpus_tokens("cuda_shards::a_target_over_two_gpus_gives_the_cpus_tokens", 2, 1, 6);
+}
+
+#[test]
+fn experts_over_two_gpus_give_the_cpus_tokens() {
+    let name = "cuda_shards::experts_over_two_gpus_give_the_cpus_tokens";
+    requests_get_the_cpus_tokens_of(&with_experts_spec(&split_spec()), name, (2, 2), 6);
 }
 
 #[test]

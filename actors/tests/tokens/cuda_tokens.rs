@@ -11,7 +11,7 @@ use faser_models::{HeadKind, Shard, WeightSource};
 
 use crate::cases::{
     BLOCK_KINDS, HEAD_SEED, HEAD_STREAMS, HEAD_TOKENS, MASK, often_right, often_right_spec, pair, spec,
-    with_head,
+    with_experts, with_experts_spec, with_head,
 };
 use crate::cuda_drafts::reported;
 use crate::cuda_fake;
@@ -62,6 +62,30 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
     for sms in [132, 16, 116] {
         let used = |what: &str| report.contains(&format!("{what} on {sms} SMs"));
         assert!(used("launches") && used("products"), "{sms}: {report}");
+    }
+}
+
+#[test]
+fn requests_get_the_cpus_tokens_of_experts_on_a_gpu() {
+    let name = "cuda_tokens::requests_get_the_cpus_tokens_of_experts_on_a_gpu";
+    let report = cuda_fake::inside(name, &[], || {
+        let gpu = put_on_gpu(with_experts(Dtype::F32), with_experts_spec(&spec()));
+        let cpu = Pair { cuda: None, ..gpu.clone() };
+        let mut tally = Tally::default();
+        for seed in 1..=16 {
+            run(&cpu, &gpu, seed, &mut tally);
+        }
+        println!("{tally:?}");
+        tally.assert_all_happened();
+    });
+    let Some(report) = report else { return };
+    println!("{report}");
+    assert!(report.contains("memory left 0\n") && report.contains("graphs left 0\n"), "{report}");
+    // Target and draft have experts, and small passes of both went by graphs.
+    let number = |words| reported(&report, words);
+    assert!(number("graphs launched") > 300 && number("launches by graphs") > 3000, "{report}");
+    for kernel in ["router", "route", "experts_activate_f32", "experts_f32", "sum_experts_f32"] {
+        assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use faser_kernels::cuda::{Chunk, CudaError, Ptr, Sampler, Share};
-use faser_kernels::{BlockId, Isa, KvCache, Lane, Partition, Rows, Sampling};
+use faser_kernels::{BlockId, Dtype, Isa, KvCache, Lane, Partition, Rows, Sampling};
 use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
 use faser_models::synthetic::SyntheticSpec;
 use faser_models::{Model, ModelConfig, ModelError, Pass};
@@ -31,6 +31,13 @@ pub(crate) fn spec(small: bool, kv_heads: usize) -> SyntheticSpec {
         residual_scale: 0.5,
         mask_token: None,
     }
+}
+
+/// The same with experts. In bf16 a row goes to all of them: rounding turns choices between nearly equal ones, and what another expert makes of
+/// a row is no matter of rounding.
+pub(crate) fn spec_with_experts(small: bool, dtype: Dtype) -> SyntheticSpec {
+    let (experts, experts_per_token) = if dtype == Dtype::F32 { (8, 3) } else { (4, 4) };
+    SyntheticSpec { experts, experts_per_token, ..spec(small, 4) }
 }
 
 fn tokens(config: &ModelConfig, sequence: usize) -> Vec<u32> {

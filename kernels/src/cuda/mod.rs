@@ -8,6 +8,7 @@
 mod attention_launches;
 mod compile;
 mod device;
+mod expert_launches;
 mod launch;
 mod libraries;
 mod matmul_launches;
@@ -23,6 +24,7 @@ pub use device::{
     Plain, Product, Share, SharePair, Upload, nccl_group, nccl_group_of, nccl_version, prepare_environment,
     probe, probe_one,
 };
+pub use expert_launches::*;
 pub use launch::*;
 pub use libraries::{LibraryError, LoadedLibrary, libraries, nccl_library};
 pub use matmul_launches::*;

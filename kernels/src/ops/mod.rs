@@ -52,9 +52,10 @@ macro_rules! each_op {
                 [matmul_cases::matmul_is_the_cpus, matmul_cases::a_row_has_the_same_bits_in_any_bucket,
                  tail_cases::activations_in_products_are_those_behind_them, tail_cases::norms_by_the_last_block_are_those_behind_it,
                  tail_cases::heads_by_their_last_blocks_are_those_behind_them];
-            route (Route) [] [];
-            matmul_experts (MatmulExperts) [] [];
-            sum_experts (SumExperts) [] [];
+            route (Route) ["route"] [expert_cases::rows_go_to_the_cpus_experts];
+            matmul_experts (MatmulExperts) ["experts"]
+                [expert_cases::products_of_experts_are_the_cpus, expert_cases::a_row_has_the_bits_of_a_product_with_its_expert];
+            sum_experts (SumExperts) ["sum_experts"] [expert_cases::sums_of_experts_are_the_cpus];
             add_gated (AddGated) [] [];
             score_tokens (ScoreTokens) ["score_tokens"] [matmul_cases::score_tokens_is_the_cpus];
             spread_logits () ["spread_logits"] [row_cases::logits_of_some_tokens_are_those_of_all];

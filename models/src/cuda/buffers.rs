@@ -13,6 +13,7 @@ use faser_kernels::sampling::CANDIDATES;
 use faser_kernels::{BlockId, Dtype};
 
 use super::along::MarkovBuffers;
+use super::expert_buffers::ExpertBuffers;
 use super::staged::Steps;
 use crate::{HeadSpec, ModelConfig, Shard};
 
@@ -116,9 +117,9 @@ impl CudaSizes {
         let (rows, logit_rows, f32) = (self.rows() as u64, self.logit_rows() as u64, size_of::<f32>() as u64);
         let held = dtype.bytes() as u64;
         let (hidden, q, kv) = (config.hidden as u64, config.q_width() as u64, config.kv_width() as u64);
-        let (mlp, intermediate) = (config.mlp_width() as u64, config.intermediate as u64);
+        let (mlp, activated) = (config.mlp_width() as u64, config.activated_width() as u64);
         let branch = if config.norms_after() { hidden } else { 0 };
-        let row = f32 * (hidden + branch + q + 2 * kv + mlp) + held * (hidden + q + intermediate);
+        let row = f32 * (hidden + branch + q + 2 * kv + mlp) + held * (hidden + q + activated);
         let attention = self.split_rows() as u64 * config.heads as u64 * (config.head_dim as u64 + 2) * f32;
         // Logits twice: plain, and with penalties.
         let parts = CudaSizes::parts(whole) as u64;
@@ -130,6 +131,7 @@ impl CudaSizes {
         let tickets = 4 * self.tickets(config) as u64;
         let penalties = (self.max_sequences * PenaltyTables::bytes_each(whole)) as u64;
         let group = GroupBuffers::bytes(whole, shard, self);
+        let experts = ExpertBuffers::bytes(config, self.rows(), dtype.bytes()) as u64;
         let staging = (staging + steps + drafted) as u64 + self.head_bytes(whole, held);
         rows * row
             + attention
@@ -139,6 +141,7 @@ impl CudaSizes {
             + staging
             + penalties
             + group
+            + experts
             + FIXED_BYTES
     }
 

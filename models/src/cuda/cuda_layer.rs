@@ -45,7 +45,7 @@ impl CudaPasses {
         let mut normed = false;
         for index in range.clone() {
             // Rows may leave behind the last layer, and what is noted of the stream takes the place of its norm.
-            let next = model.parts.layers.get(index + 1).map(|layer| &layer.attention);
+            let next = model.parts.layers.get(index + 1).map(|layer| ptr(&layer.attention.norm_before));
             let follows = index + 1 < range.end
                 && self.features.is_none()
                 && model.own.layers[index + 1].attention.beside_embedding.is_none();
@@ -55,13 +55,14 @@ impl CudaPasses {
         Ok(())
     }
 
-    /// `normed`: the norm that it begins with is there already. `next` is what follows it and begins with a norm, if that may be done here: whether it was.
+    /// `normed`: the norm that it begins with is there already. `next` is the weight of the norm that what follows begins with, if that may be done
+    /// here: whether it was.
     fn layer(
         &mut self,
         model: &CudaModel,
         index: usize,
         normed: bool,
-        next: Option<&CudaBranch>,
+        next: Option<Ptr>,
     ) -> Result<bool, CudaError> {
         let (config, layer, pass) = (&model.own, &model.parts.layers[index], self.pass.rows);
         let LayerSpec { attention, mlp } = &config.layers[index];
@@ -144,8 +145,18 @@ impl CudaPasses {
         };
         let stages = self.model.attention_stages();
         self.lane.launch(&args.launch(element, pass.tile_queries, stages, pass.tile_count as u32))?;
-        let MlpBranch::Dense(branch) = &layer.mlp else { panic!("a model that does not fit was refused") };
-        let normed = self.close(&layer.attention, self.attended.ptr(), q, Some(branch))?;
+        let norm = match &layer.mlp {
+            MlpBranch::Dense(branch) => ptr(&branch.norm_before),
+            MlpBranch::Experts(branch) => branch.norm_before.ptr(),
+        };
+        let normed = self.close(&layer.attention, self.attended.ptr(), q, Some(norm))?;
+        let branch = match (&layer.mlp, mlp.kind.experts()) {
+            (MlpBranch::Dense(branch), None) => branch,
+            (MlpBranch::Experts(branch), Some(experts)) => {
+                return self.mix(branch, experts, pass, normed, next);
+            }
+            _ => panic!("a layer of another spec"),
+        };
 
         let (inner, (activation, gated)) = (config.intermediate, mlp.kind.activation());
         let args = ActivateArgs {
@@ -210,13 +221,13 @@ impl CudaPasses {
     }
 
     /// Projects what a branch computed back, and adds it to the residual stream. A rank has a share of the sum: without a norm the first adds
-    /// its own to the stream, and all shares are added up. Where nothing stands in between, the norm of the branch that is `next` is done: whether it was.
+    /// its own to the stream, and all shares are added up. Where nothing stands in between, the norm that `next` is the weight of is done: whether it was.
     fn close(
         &mut self,
         branch: &CudaBranch,
         x: Ptr,
         inputs: usize,
-        next: Option<&CudaBranch>,
+        next: Option<Ptr>,
     ) -> Result<bool, CudaError> {
         let (rows, element) = (self.pass.rows.through(), self.model.element);
         let outputs = self.model.config.hidden;
@@ -227,7 +238,7 @@ impl CudaPasses {
         };
         let product = Product { element, x, w, bias, out, rows: rows.bucket, inputs, outputs, add };
         if let Some(next) = next.filter(|_| branch.norm_after.is_none() && !self.is_split()) {
-            let norm = self.norm_of(out, ptr(&next.norm_before), self.normed.ptr(), rows.counts);
+            let norm = self.norm_of(out, next, self.normed.ptr(), rows.counts);
             self.multiply_then(product, rows.counts, Then::Norm(norm))?;
             return Ok(true);
         }
@@ -256,14 +267,14 @@ impl CudaPasses {
     }
 
     /// Of rows as wide as the residual stream. Without a weight they are rounded to the element alone.
-    fn norm_of(&self, x: Ptr, weight: Ptr, out: Ptr, rows: Ptr) -> RmsNormArgs {
+    pub(super) fn norm_of(&self, x: Ptr, weight: Ptr, out: Ptr, rows: Ptr) -> RmsNormArgs {
         let config = &self.model.config;
         let cols = config.hidden as u32;
         RmsNormArgs { x, weight, out, rows, cols, x_stride: cols, out_stride: cols, eps: config.rms_eps }
     }
 
     /// A product, and what is done with its rows: by our own kernel together, where there are few.
-    fn multiply_then(&mut self, product: Product, rows: Ptr, then: Then) -> Result<(), CudaError> {
+    pub(super) fn multiply_then(&mut self, product: Product, rows: Ptr, then: Then) -> Result<(), CudaError> {
         let (most, sms, element) = (product.rows as u32, self.lane.sms(), product.element);
         let tickets = self.tickets.ptr();
         match (own_kernel(&product, rows), then) {

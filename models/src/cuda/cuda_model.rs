@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use faser_kernels::cuda::{AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, NOTHING, Ptr, Upload};
+use faser_kernels::cuda::{
+    AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, NOTHING, Ptr, RouteArgs, Upload,
+};
 use faser_kernels::{Dtype, RopeTable, Source};
 
+use crate::experts::ExpertsBranch;
 use crate::layer::Branch;
-use crate::load::{Held, Packer, Shapes, Tensors, counted, load};
+use crate::load::{Held, Packer, ROUTER, Shapes, Tensors, counted, load};
 use crate::model::{HeadParts, Parts, rope_tables};
-use crate::{ModelConfig, ModelError, Progress, Shard, WeightSource};
+use crate::{Experts, Mlp, ModelConfig, ModelError, Progress, Shard, WeightSource};
 
 /// A model whose weights are on a GPU, or a rank's shard of it. Layers that the models of a pair have in common are there once.
 pub struct CudaModel {
@@ -27,6 +30,9 @@ pub struct CudaModel {
 
 /// A branch's weights on a GPU.
 pub(super) type CudaBranch = Branch<DeviceBuffer, DeviceBuffer>;
+
+/// A branch of experts on a GPU: what all have of a kind stands in one piece, expert after expert.
+pub(super) type CudaExperts = ExpertsBranch<DeviceBuffer, DeviceBuffer>;
 
 /// A model's weights on a GPU.
 pub(super) type CudaParts = Parts<DeviceBuffer, DeviceBuffer, DeviceBuffer>;
@@ -104,7 +110,7 @@ impl CudaModel {
             }
             Ok(())
         };
-        let mut packer = RowsPacker { gpu, element, reads: true, fill };
+        let mut packer = RowsPacker::new(gpu, element, true, fill);
         let target = target.filter(|target| target.element == element).map(|target| &target.parts);
         let parts = load(&config, shard, target, tensors, &mut packer, progress)?;
         CudaModel::new(gpu, (config, shard), element, parts, upload)
@@ -121,7 +127,7 @@ impl CudaModel {
         mut fill: impl FnMut(&DeviceBuffer, Element) -> Result<(), CudaError>,
     ) -> Result<CudaModel, ModelError> {
         let fill = |buffer: &DeviceBuffer, element, _: &[Source<'_>]| Ok(fill(buffer, element)?);
-        let mut packer = RowsPacker { gpu, element, reads: false, fill };
+        let mut packer = RowsPacker::new(gpu, element, false, fill);
         let parts = load(&config, shard, None, &mut Shapes, &mut packer, &mut |_| {})?;
         CudaModel::new(gpu, (config, shard), element, parts, Upload::new(gpu)?)
     }
@@ -146,15 +152,20 @@ impl CudaModel {
     /// Looks whether there are kernels for all layers of a model.
     ///
     /// # Errors
-    /// It has experts.
+    /// A row goes to more experts than there is a kernel for.
     pub fn has_kernels(config: &ModelConfig) -> Result<(), CudaError> {
-        match config.experts() {
-            None => Ok(()),
-            Some(_) => Err(CudaError::Unfit(
-                "a model with experts (`model.target`, `model.draft`) runs on the CPU alone: set `device.kind: cpu`"
-                    .to_owned(),
-            )),
+        let most = RouteArgs::MOST_ACTIVE as usize;
+        for (index, layer) in config.layers.iter().enumerate() {
+            let Mlp::Experts(Experts { active, count, .. }) = layer.mlp.kind else { continue };
+            if active > most || count > RouteArgs::MOST_EXPERTS as usize {
+                return Err(CudaError::Unfit(format!(
+                    "a row goes to {active} of {count} experts in layer {index}: there are kernels for {most} of {} (`num_experts_per_tok` of \
+                     `model.target` or `model.draft`): set `device.kind: cpu`",
+                    RouteArgs::MOST_EXPERTS
+                )));
+            }
         }
+        Ok(())
     }
 
     /// Bytes of GPU memory that the weights of a shard of such a model take.
@@ -187,7 +198,8 @@ impl CudaModel {
         Ok(CudaModel { config, shard, own, element, gpu: gpu.clone(), parts, ropes, places })
     }
 
-    /// Bytes of the matrices that every pass reads: those of the layers, and the LM head.
+    /// Bytes of the matrices that every pass reads: those of the layers, and the LM head. Of experts it is all, of which a pass reads those that its
+    /// rows go to.
     pub fn read_bytes(&self) -> u64 {
         let bytes = |matrix: &DeviceBuffer| matrix.bytes() as u64;
         let Parts { layers, head, .. } = &self.parts;
@@ -233,12 +245,34 @@ struct RowsPacker<'a, F> {
     element: Element,
     reads: bool,
     fill: F,
+    /// Of which expert, of how many, what comes next is, and how much of it came.
+    expert: Option<(usize, usize)>,
+    came: usize,
+    /// Of each kind of tensor that an expert has, those of all.
+    stacks: Vec<DeviceBuffer>,
+}
+
+impl<'a, F> RowsPacker<'a, F> {
+    fn new(gpu: &'a Arc<Gpu>, element: Element, reads: bool, fill: F) -> RowsPacker<'a, F> {
+        RowsPacker { gpu, element, reads, fill, expert: None, came: 0, stacks: Vec::new() }
+    }
 }
 
 impl<F: FnMut(&DeviceBuffer, Element, &[Source<'_>]) -> Result<(), ModelError>> RowsPacker<'_, F> {
     fn buffer(&mut self, sources: &[Source<'_>], element: Element) -> Result<DeviceBuffer, ModelError> {
-        let len: usize = sources.iter().map(Source::len).sum();
-        let buffer = DeviceBuffer::unfilled(self.gpu, len * element.bytes(), "a tensor of the weights")?;
+        let bytes = sources.iter().map(Source::len).sum::<usize>() * element.bytes();
+        let buffer = match self.expert {
+            None => DeviceBuffer::unfilled(self.gpu, bytes, "a tensor of the weights")?,
+            Some((expert, count)) => {
+                // Thousands of small pieces would each be rounded up to the driver's own.
+                if expert == 0 {
+                    let what = "a tensor of all experts of a layer";
+                    self.stacks.push(DeviceBuffer::unfilled(self.gpu, count * bytes, what)?);
+                }
+                self.came += 1;
+                self.stacks[self.came - 1].part(expert * bytes, bytes)
+            }
+        };
         (self.fill)(&buffer, element, sources)?;
         Ok(buffer)
     }
@@ -282,17 +316,25 @@ impl<F: FnMut(&DeviceBuffer, Element, &[Source<'_>]) -> Result<(), ModelError>> 
         self.reads
     }
 
+    fn expert(&mut self, expert: Option<(usize, usize)>) {
+        (self.expert, self.came) = (expert, 0);
+        if expert.is_none() {
+            self.stacks.clear();
+        }
+    }
+
     fn table(&mut self, _cols: usize, source: Source<'_>) -> Result<DeviceBuffer, ModelError> {
         self.buffer(&[source], self.element)
     }
 
     fn matrix(
         &mut self,
-        _tensor: &str,
+        tensor: &str,
         _inputs: usize,
         sources: &[Source<'_>],
     ) -> Result<DeviceBuffer, ModelError> {
-        self.buffer(sources, self.element)
+        let element = if tensor.ends_with(ROUTER) { Element::F32 } else { self.element };
+        self.buffer(sources, element)
     }
 
     fn vector(&mut self, sources: &[Source<'_>]) -> Result<DeviceBuffer, ModelError> {

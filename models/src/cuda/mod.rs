@@ -2,6 +2,7 @@
 
 mod along;
 mod buffers;
+mod cuda_experts;
 mod cuda_features;
 mod cuda_group;
 mod cuda_layer;
@@ -9,6 +10,7 @@ mod cuda_markov;
 mod cuda_model;
 mod cuda_pruning;
 mod draft_steps;
+mod expert_buffers;
 mod feature_buffers;
 mod pass;
 mod penalties;

@@ -27,6 +27,7 @@ use faser_kernels::{BlockId, Dtype, Rows};
 use super::CudaModel;
 use super::along::StepsAlong;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
+use super::expert_buffers::ExpertBuffers;
 use super::feature_buffers::{FeatureWriter, HeadBuffers};
 use super::recently_used::RecentlyUsed;
 use super::staged::{Beside, KnownChunk, RowArrays, Staged, Tail, plan_attention};
@@ -94,6 +95,8 @@ pub struct CudaPasses {
     pub(super) attended: DeviceBuffer,
     pub(super) mlp: DeviceBuffer,
     pub(super) activated: DeviceBuffer,
+    /// Of a model that has experts.
+    pub(super) experts: Option<ExpertBuffers>,
     pub(super) attention_sums: DeviceBuffer,
     pub(super) attention_stats: DeviceBuffer,
     /// Zeros, by which the last block of a kernel knows that it is.
@@ -165,7 +168,8 @@ impl CudaPasses {
             qkv: activations(rows, (q + 2 * kv) * f32)?,
             attended: activations(rows, q * held)?,
             mlp: activations(rows, own.mlp_width() * f32)?,
-            activated: activations(rows, own.intermediate * held)?,
+            activated: activations(rows, own.activated_width() * held)?,
+            experts: ExpertBuffers::new(&gpu, own, rows, model.element)?,
             attention_sums: activations(split_rows, config.head_dim * f32)?,
             attention_stats: activations(split_rows, 2 * f32)?,
             tickets: activations(sizes.tickets(own), size_of::<u32>())?,

@@ -49,6 +49,9 @@ pub(crate) trait Packer {
         true
     }
 
+    /// What comes next is of this one of so many experts, whose tensors are alike; or of none.
+    fn expert(&mut self, _expert: Option<(usize, usize)>) {}
+
     /// Rows of `cols`.
     fn table(&mut self, cols: usize, source: Source<'_>) -> Result<Self::Table, ModelError>;
 
@@ -517,13 +520,17 @@ impl<P: Packer> Loader<'_, P> {
             Projection::whole(format!("{place}.{name}"), [*outputs, hidden])
         };
         let router: Vec<Projection> = weights.router.iter().map(whole).collect();
-        Ok(ExpertsBranch {
-            norm_before: self.norm(&norm, hidden, "num_hidden_layers, hidden_size")?,
-            router: self.matrix(&router, "num_experts, hidden_size")?,
-            router_bias: if weights.router_bias { self.bias(&router, "num_experts")? } else { None },
-            each: weights.each.iter().map(|expert| self.gated(place, expert)).collect::<Result<_, _>>()?,
-            shared: weights.shared.as_ref().map(|expert| self.gated(place, expert)).transpose()?,
-        })
+        let norm_before = self.norm(&norm, hidden, "num_hidden_layers, hidden_size")?;
+        let matrix = self.matrix(&router, "num_experts, hidden_size")?;
+        let router_bias = if weights.router_bias { self.bias(&router, "num_experts")? } else { None };
+        let mut each = Vec::with_capacity(weights.each.len());
+        for (index, expert) in weights.each.iter().enumerate() {
+            self.packer.expert(Some((index, weights.each.len())));
+            each.push(self.gated(place, expert)?);
+        }
+        self.packer.expert(None);
+        let shared = weights.shared.as_ref().map(|expert| self.gated(place, expert)).transpose()?;
+        Ok(ExpertsBranch { norm_before, router: matrix, router_bias, each, shared })
     }
 
     fn gated(

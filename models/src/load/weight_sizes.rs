@@ -7,7 +7,7 @@ use faser_kernels::{Codes, Dtype, FourBitForm, FourBits, Make, Matrix, Source};
 use serde_json::Value;
 
 use super::open_files::open_files;
-use super::{Packer, Packing, Tensors, load};
+use super::{Packer, Packing, ROUTER, Tensors, load};
 use crate::checkpoint::has_weights;
 use crate::config::Keys;
 use crate::model::Parts;
@@ -153,7 +153,7 @@ impl Codes for LikelyCodes {
 pub(crate) enum Held {
     /// The CPU's panels.
     Panels(Packing),
-    /// Rows of numbers of so many bytes; a tied head is the embedding.
+    /// Rows of numbers of so many bytes, but for routers, which are f32; a tied head is the embedding.
     Rows(usize),
     /// Not at all: numbers are counted, and not their bytes.
     Numbers,
@@ -194,7 +194,10 @@ impl Packer for Counter {
     fn matrix(&mut self, tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<(), ModelError> {
         self.bytes += match self.held {
             Held::Panels(packing) => Matrix::bytes_of(inputs, sources, packing.asked(tensor, sources)),
-            Held::Rows(bytes) => (sources.iter().map(Source::len).sum::<usize>() * bytes) as u64,
+            Held::Rows(bytes) => {
+                let bytes = if tensor.ends_with(ROUTER) { size_of::<f32>() } else { bytes };
+                (sources.iter().map(Source::len).sum::<usize>() * bytes) as u64
+            }
             Held::Numbers => sources.iter().map(Source::len).sum::<usize>() as u64,
         };
         Ok(())

@@ -4,15 +4,15 @@
 
 use std::sync::Arc;
 
-use faser_kernels::Dtype;
-use faser_kernels::cuda::{CudaError, Gpu};
+use faser_kernels::cuda::{Chunk, CudaError, Gpu, Ptr, Sampler, Share};
+use faser_kernels::{BlockId, Dtype, Sampling};
 use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
 use faser_models::rounding::Distance;
 use faser_models::{Model, Shard, WeightSource, synthetic};
 
 use crate::cuda_fake;
 use crate::oracle;
-use crate::sequences::{SEQUENCES, on_cpu, on_gpu as on_gpu_by, spec};
+use crate::sequences::{SEQUENCES, on_cpu, on_gpu as on_gpu_by, spec, spec_with_experts};
 use crate::session::{golden, golden_cases};
 
 /// A pass; its logits.
@@ -76,28 +76,116 @@ fn layers_of_any_mixture_have_the_cpus_logits() {
     });
 }
 
-/// But for those with experts, which are refused.
 #[test]
 fn every_family_has_the_cpus_logits() {
-    cuda_fake::inside("cuda_logits::every_family_has_the_cpus_logits", &[], || {
+    let report = cuda_fake::inside("cuda_logits::every_family_has_the_cpus_logits", &[], || {
         let gpu = Gpu::open(0, None).unwrap();
         for case in &golden_cases() {
             let source = WeightSource::folder(&golden(case)).unwrap();
-            if source.config().unwrap().experts().is_some() {
-                let refused = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::Bf16, &mut |_| {});
-                let refused = refused.err().unwrap().to_string();
-                assert!(
-                    refused.contains("experts (`model.target`") && refused.contains("`device.kind: cpu`"),
-                    "{refused}"
-                );
-                continue;
-            }
             let cpu = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
             let expected = on_cpu(&cpu).unwrap();
             for dtype in [Dtype::F32, Dtype::Bf16] {
                 let cuda = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {});
                 let cuda = Arc::new(cuda.unwrap());
                 is_rounding(case, dtype, cpu.config().layers.len(), &on_gpu(&cuda, false), &expected);
+            }
+        }
+    });
+    let Some(report) = report else { return };
+    for kernel in ["router", "route", "experts_activate_f32", "experts_f32", "sum_experts_f32"] {
+        assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");
+    }
+}
+
+#[test]
+fn experts_on_tensor_cores_have_the_cpus_logits() {
+    let name = "cuda_logits::experts_on_tensor_cores_have_the_cpus_logits";
+    let report = cuda_fake::inside(name, &[], || {
+        let gpu = Gpu::open(0, None).unwrap();
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let spec = spec_with_experts(true, dtype);
+            let (cpu, _) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).unwrap();
+            let (expected, source) = (on_cpu(&cpu).unwrap(), WeightSource::Synthetic(spec.clone()));
+            let free = gpu.memory().unwrap().0;
+            let cuda = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {}).unwrap();
+            let needed = CudaModel::weight_bytes(cuda.config(), Shard::WHOLE, dtype).unwrap();
+            let used = (free - gpu.memory().unwrap().0) as u64;
+            assert!((needed..needed + 1024).contains(&used), "{used} bytes of {needed} in {dtype}");
+            let layers = cuda.config().layers.len();
+            let what = format!("{} of {} experts", spec.experts_per_token, spec.experts);
+            is_rounding(&what, dtype, layers, &on_gpu(&Arc::new(cuda), false), &expected);
+        }
+    });
+    let Some(report) = report else { return };
+    // Prefill, and the second pass with its few rows, which graphs held.
+    for kernel in ["experts_activate_8", "experts_8", "experts_activate_32", "experts_32", "sum_experts_bf16"]
+    {
+        assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");
+    }
+    assert!(report.contains("graphs left 0\n") && !report.contains("graphs launched 0\n"), "{report}");
+}
+
+/// Rows of two sequences, each from a position on, as one pass; the logits of each row.
+fn feed(passes: &mut CudaPasses, parts: &[(usize, std::ops::Range<usize>)]) -> Vec<Vec<f32>> {
+    let vocab = passes.model().config().vocab;
+    let (mut tokens, mut positions, mut chunk_of, mut chunks) = (vec![], vec![], vec![], vec![]);
+    for (chunk, (sequence, range)) in parts.iter().enumerate() {
+        let (first, rows) = (tokens.len() as u32, range.len() as u32);
+        chunks.push(Chunk { first, rows, sampled_from: 0, since: 0 });
+        chunk_of.extend(range.clone().map(|_| chunk as u32));
+        positions.extend(range.clone().map(|position| position as u32));
+        tokens.extend(range.clone().map(|position| ((position * 37 + sequence * 11 + 5) % vocab) as u32));
+    }
+    let all: [&[BlockId]; 2] = [&[4, 1], &[0, 3]];
+    let tables: Vec<&[BlockId]> = parts.iter().map(|(sequence, _)| all[*sequence]).collect();
+    let sampler = Sampler::new(&Sampling::default(), Ptr::NULL, Ptr::NULL, Ptr::NULL);
+    let (samplers, proposals) = (vec![sampler; parts.len()], vec![&[][..]; parts.len()]);
+    let input = PassInput {
+        tokens: &tokens,
+        positions: &positions,
+        chunk_of: &chunk_of,
+        chunks: &chunks,
+        tables: &tables,
+        samplers: &samplers,
+        proposals: &proposals,
+        ..PassInput::default()
+    };
+    run(passes, &input, false).unwrap().chunks(vocab).map(<[f32]>::to_vec).collect()
+}
+
+#[test]
+fn a_row_of_experts_has_the_same_bits_alone_and_among_others() {
+    let name = "cuda_logits::a_row_of_experts_has_the_same_bits_alone_and_among_others";
+    cuda_fake::inside(name, &[], || {
+        let gpu = Gpu::open(0, None).unwrap();
+        let folder = |case: &str| WeightSource::folder(&golden(case)).unwrap();
+        let cases = ["mixtral", "qwen2-moe", "qwen3-moe", "gpt-oss"].map(|case| (case, folder(case)));
+        let synthetic = ("synthetic", WeightSource::Synthetic(spec_with_experts(true, Dtype::F32)));
+        for (case, source) in cases.into_iter().chain([synthetic]) {
+            let model = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
+            let model = Arc::new(model);
+            let sizes = CudaSizes {
+                blocks: 5,
+                max_rows: 64,
+                max_logit_rows: 64,
+                max_chunks: 2,
+                max_sequences: 2,
+                max_context: 32,
+                max_prune_checkpoints: 0,
+            };
+            let passes = || CudaPasses::new(model.clone(), &[Share::whole(&gpu)], false, sizes).unwrap();
+            let mut alone = passes();
+            let single: Vec<Vec<f32>> =
+                (0..27).map(|at| feed(&mut alone, &[(0, at..at + 1)]).remove(0)).collect();
+            // A prompt in two chunks beside another's, then a row that decodes beside a prompt's.
+            let mut together = passes();
+            let mut found = feed(&mut together, &[(1, 0..19), (0, 0..7)]).split_off(19);
+            found.extend(feed(&mut together, &[(0, 7..26), (1, 19..20)]).into_iter().take(19));
+            found.extend(feed(&mut together, &[(0, 26..27), (1, 20..30)]).into_iter().take(1));
+            for (at, (found, single)) in found.iter().zip(&single).enumerate() {
+                assert!(single.iter().all(|x| x.is_finite()), "{case}: row {at}");
+                let same = found.iter().zip(single).all(|(x, y)| x.to_bits() == y.to_bits());
+                assert!(same, "{case}: row {at} depends on the rows beside it");
             }
         }
     });

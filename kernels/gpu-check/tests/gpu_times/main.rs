@@ -19,7 +19,7 @@ use shapes::Shape;
 use time_model::{GPUS, microseconds, takes};
 
 /// What is predicted: a model, the GPUs that it is split over, a load, and what is done with it.
-const CASES: [(Shape, usize, Load, Pass); 11] = [
+const CASES: [(Shape, usize, Load, Pass); 16] = [
     (Shape::Llama1B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Llama8B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Qwen8B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
@@ -31,6 +31,11 @@ const CASES: [(Shape, usize, Load, Pass); 11] = [
     (Shape::Llama8B, 1, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
     (Shape::Llama8B, 8, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Qwen8B, 8, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Qwen30BA3B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Qwen30BA3B, 1, Load { sequences: 4, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Qwen30BA3B, 1, Load { sequences: 16, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Qwen30BA3B, 1, Load { sequences: 64, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Qwen30BA3B, 1, Load { sequences: 1, rows: 4, context: 512 }, Pass::Verify),
 ];
 
 #[test]

@@ -5,10 +5,11 @@ use std::mem::offset_of;
 
 use faser_gpu_check::Load;
 use faser_kernels::cuda::{
-    ActivateArgs, AttentionArgs, CompactRowsArgs, ConfidenceArgs, DrawArgs, EmbedArgs, GatherRowsArgs,
-    LogitStatsArgs, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs, PickArgs, QkvArgs,
-    RmsNormArgs,
+    ActivateArgs, AttentionArgs, CompactRowsArgs, ConfidenceArgs, DrawArgs, EmbedArgs, ExpertsArgs,
+    GatherRowsArgs, LogitStatsArgs, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs,
+    PickArgs, QkvArgs, RmsNormArgs, RouterArgs, SumExpertsArgs,
 };
+use faser_models::ModelConfig;
 
 /// Positions that attention takes at once.
 const STAGE_POSITIONS: f64 = 64.0;
@@ -67,6 +68,24 @@ pub(crate) struct Rows {
     pub(crate) rows: usize,
     /// Of each sequence: those that get a token.
     pub(crate) samples: usize,
+    /// Experts of a layer, and how many of them a row goes to; 0 without.
+    pub(crate) experts: [f64; 2],
+}
+
+/// Experts of a layer that some of so many rows go to, if each goes to any `active` of `count` alike and whatever the others do: so many on average.
+pub(crate) fn experts_hit(rows: f64, [count, active]: [f64; 2]) -> f64 {
+    if count == 0.0 { 0.0 } else { count * (1.0 - (1.0 - active / count).powf(rows)) }
+}
+
+/// Bytes of the experts of a model that no row goes to.
+pub(crate) fn idle_bytes(config: &ModelConfig, rows: f64) -> f64 {
+    let layers = config.layers.iter().filter_map(|layer| layer.mlp.kind.experts());
+    let idle = layers.map(|spec| {
+        let count = spec.count as f64;
+        let each = 3.0 * HELD * (config.hidden * spec.width) as f64;
+        (count - experts_hit(rows, [count, spec.active as f64])) * each
+    });
+    idle.sum()
 }
 
 impl Rows {
@@ -206,6 +225,38 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 written,
                 operations: 2.0 * all * inputs * outputs,
                 tails,
+            }
+        }
+        "router" => {
+            let [hidden, outputs] =
+                [offset_of!(RouterArgs, hidden), offset_of!(RouterArgs, outputs)].map(|at| args.at(at));
+            Work::Moves { read: F32 * hidden * (outputs + 1.0 + all), written: F32 * outputs * all }
+        }
+        // Its last block groups what all have chosen.
+        "route" => {
+            let [count, active] = rows.experts;
+            let words = all * active * F32;
+            Work::Product { read: F32 * all * count, written: 4.0 * words, operations: 0.0, tails: 1.0 }
+        }
+        "sum_experts_bf16" => {
+            let [cols, active, add] = [
+                offset_of!(SumExpertsArgs, cols),
+                offset_of!(SumExpertsArgs, active),
+                offset_of!(SumExpertsArgs, add),
+            ]
+            .map(|at| args.at(at));
+            moves(all, F32 * cols * (active + add), (F32 + HELD) * cols)
+        }
+        _ if kernel.starts_with("experts_") => {
+            let [inputs, outputs] =
+                [offset_of!(ExpertsArgs, inputs), offset_of!(ExpertsArgs, outputs)].map(|at| args.at(at));
+            let pairs = all * rows.experts[1];
+            let activated = kernel.starts_with("experts_activate_");
+            Work::Product {
+                read: HELD * inputs * (outputs * experts_hit(all, rows.experts) + pairs),
+                written: pairs * if activated { HELD * outputs / 2.0 } else { F32 * outputs },
+                operations: 2.0 * pairs * inputs * outputs,
+                tails: 0.0,
             }
         }
         "qkv_bf16" => {

@@ -13,7 +13,7 @@ use faser_kernels::cuda::{Element, Gpu, NcclRankSlot, Share, nccl_group};
 use faser_models::cuda::CudaModel;
 use faser_models::{ModelConfig, Shard};
 
-use crate::recorded::{Rows, Step};
+use crate::recorded::{Rows, Step, idle_bytes};
 use crate::shapes::Shape;
 
 /// Where the fake driver writes to.
@@ -74,7 +74,8 @@ pub(crate) fn record(shape: Shape, ranks: usize, load: Load, pass: Pass) -> (Vec
         Pass::Prefill => (load.rows, 1),
         Pass::DraftStep => (1, 1),
     };
-    let rows = Rows { load, rows, samples };
+    let experts = config.experts().map_or([0.0; 2], |spec| [spec.count as f64, spec.active as f64]);
+    let rows = Rows { load, rows, samples, experts };
     let mut lines: Vec<&str> = of_first(&text).skip(first).collect();
     if pass == Pass::DraftStep {
         // The last graph is the last step.
@@ -134,7 +135,9 @@ fn run(
         ends.wait();
     }
     let kept = load.kv_bytes(config) / ranks as f64;
-    (before, model.read_bytes() as f64 + kept)
+    let rows = load.sequences * if drafts { 1 } else { load.rows };
+    let idle = idle_bytes(config, rows as f64) / ranks as f64;
+    (before, model.read_bytes() as f64 - idle + kept)
 }
 
 /// Lines of the first GPU, before the last plan of its lane.

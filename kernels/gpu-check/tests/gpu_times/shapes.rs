@@ -8,6 +8,7 @@ pub(crate) enum Shape {
     Llama8B,
     Qwen600M,
     Qwen8B,
+    Qwen30BA3B,
 }
 
 impl Shape {
@@ -17,6 +18,7 @@ impl Shape {
             Shape::Llama8B => "Llama-3.1-8B",
             Shape::Qwen600M => "Qwen3-0.6B",
             Shape::Qwen8B => "Qwen3-8B",
+            Shape::Qwen30BA3B => "Qwen3-30B-A3B",
         }
     }
 
@@ -27,6 +29,7 @@ impl Shape {
             Shape::Llama8B => LLAMA_8B,
             Shape::Qwen600M => QWEN_600M,
             Shape::Qwen8B => QWEN_8B,
+            Shape::Qwen30BA3B => QWEN_30B_A3B,
         };
         std::fs::write(folder.join("config.json"), text).expect("the target folder can be written");
         let mut config = ModelConfig::load(folder).expect("a config.json");
@@ -54,3 +57,9 @@ const QWEN_8B: &str = r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "
     "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
     "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-06,
     "rope_theta": 1000000, "tie_word_embeddings": false}"#;
+
+const QWEN_30B_A3B: &str = r#"{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+    "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+    "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [], "num_hidden_layers": 48,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+    "max_position_embeddings": 40960, "rms_norm_eps": 1e-06, "rope_theta": 1000000, "tie_word_embeddings": false}"#;

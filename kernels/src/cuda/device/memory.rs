@@ -46,11 +46,17 @@ unsafe impl Plain for LogitStats {}
 /// Places in arenas are multiples of this: what vector loads and cp.async take.
 const ALIGN: usize = 16;
 
-/// Device memory; freed when dropped.
+/// Device memory; freed when it and its parts are dropped.
 pub struct DeviceBuffer {
-    gpu: Arc<Gpu>,
+    memory: Arc<Allocated>,
     ptr: Ptr,
     bytes: usize,
+}
+
+/// What the driver gave.
+struct Allocated {
+    gpu: Arc<Gpu>,
+    ptr: Ptr,
 }
 
 impl DeviceBuffer {
@@ -82,7 +88,18 @@ impl DeviceBuffer {
             }
             allocated => allocated.named("cuMemAlloc")?,
         };
-        Ok(DeviceBuffer { gpu: gpu.clone(), ptr: Ptr(ptr), bytes })
+        let memory = Arc::new(Allocated { gpu: gpu.clone(), ptr: Ptr(ptr) });
+        Ok(DeviceBuffer { memory, ptr: Ptr(ptr), bytes })
+    }
+
+    /// So many bytes of it from byte `offset` on, which live as long as either.
+    ///
+    /// # Panics
+    /// If it ends before.
+    #[must_use]
+    pub fn part(&self, offset: usize, bytes: usize) -> DeviceBuffer {
+        assert!(offset + bytes <= self.bytes, "{bytes} bytes from {offset} on of {}", self.bytes);
+        DeviceBuffer { memory: self.memory.clone(), ptr: self.ptr.behind(offset), bytes }
     }
 
     /// Where it is.
@@ -108,7 +125,7 @@ impl DeviceBuffer {
     }
 }
 
-impl Drop for DeviceBuffer {
+impl Drop for Allocated {
     fn drop(&mut self) {
         if self.gpu.bind().is_ok() {
             // SAFETY: allocated above. The driver waits for what still uses it.
