@@ -3,8 +3,8 @@
 /// Numbers of a block that have a scale in common: the same as a GGUF file's group.
 const GROUP: usize = 32;
 
-/// Quantised numbers, row after row, by their places.
-pub trait Codes {
+/// Quantised numbers, row after row, by their places. Several threads read them.
+pub trait Codes: Sync {
     /// Writes numbers from this one on, widened, as many as there is room for.
     fn widen(&self, from: usize, to: &mut [f32]);
 

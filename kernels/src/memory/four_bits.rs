@@ -24,6 +24,7 @@
 //! moved to where it fits the numbers that it gives best, by least squares, and the best one is taken.
 
 use super::codes::{Beside, FourBitForm, FourBits};
+use super::packing::{Row, fill_panels};
 use super::panel_sizes::{BLOCK, BLOCKS, PANEL};
 use super::{Buffer, Source};
 use crate::{Dtype, KernelError};
@@ -73,17 +74,15 @@ fn step_rows(form: FourBitForm) -> usize {
     }
 }
 
-/// Packs `rows`, one output each: where a row begins in its source.
-pub(super) fn pack<'a>(
-    out_features: usize,
+/// Packs `rows`, one output each.
+pub(super) fn pack(
     in_features: usize,
     form: FourBitForm,
-    mut rows: impl Iterator<Item = (&'a Source<'a>, usize)>,
+    rows: &[Row<'_>],
 ) -> Result<Buffer<u32>, KernelError> {
     let words = words(in_features, form);
-    let mut packed = Buffer::zeroed(out_features.next_multiple_of(PANEL) * words, "weights")?;
-    for panel in packed.chunks_exact_mut(PANEL * words) {
-        let outputs: Vec<_> = rows.by_ref().take(PANEL).collect();
+    let mut packed = Buffer::zeroed(rows.len().next_multiple_of(PANEL) * words, "weights")?;
+    fill_panels(&mut packed, PANEL * words, rows, |panel, outputs| {
         for (step, packed) in panel.chunks_exact_mut(PANEL * step_rows(form)).enumerate() {
             for (output, (source, row)) in outputs.iter().enumerate() {
                 for block in 0..BLOCKS {
@@ -102,7 +101,8 @@ pub(super) fn pack<'a>(
                 }
             }
         }
-    }
+        Ok(())
+    })?;
     Ok(packed)
 }
 
@@ -281,6 +281,7 @@ fn inverse(scale: u16) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::super::{Blocks, Codes};
+    use super::super::packing::rows;
     use super::*;
 
     /// The weights that stand for what was packed.
@@ -312,8 +313,7 @@ mod tests {
         [FourBitForm::Symmetric, FourBitForm::Minima, FourBitForm::ZeroPoints, FourBitForm::E2m1];
 
     fn packed(inputs: usize, source: &Source<'_>, form: FourBitForm) -> Result<Buffer<u32>, KernelError> {
-        let outputs = source.len() / inputs;
-        pack(outputs, inputs, form, (0..outputs).map(|o| (source, o * inputs)))
+        pack(inputs, form, &rows(&[*source], inputs))
     }
 
     /// Numbers that look like noise, from -1 to 1.

@@ -20,6 +20,7 @@
 
 use super::codes::FourBitForm;
 use super::four_bits::{self, Form};
+use super::packing::{Row, fill_panels, rows};
 use super::panel_sizes::{BLOCK, BLOCKS, PANEL};
 use super::{Buffer, Source, number_source::FromSource};
 use crate::{Dtype, KernelError};
@@ -61,18 +62,15 @@ impl Matrix {
             }
             out_features += source.len() / in_features;
         }
-        // Where each output's row is: its source, and the first element there.
-        let rows = sources
-            .iter()
-            .flat_map(|source| (0..source.len()).step_by(in_features).map(move |at| (source, at)));
+        let rows = &rows(sources, in_features);
         let panels = match dtype {
-            Dtype::F32 => Panels::F32(pack_panels::<f32, 1, 1>(out_features, in_features, rows)?),
-            Dtype::Bf16 => Panels::Bf16(pack_panels::<bf16, 2, DEPTH>(out_features, in_features, rows)?),
-            Dtype::Int8 => Panels::Int8(pack_int8(out_features, in_features, rows)?),
+            Dtype::F32 => Panels::F32(pack_panels::<f32, 1, 1>(in_features, rows)?),
+            Dtype::Bf16 => Panels::Bf16(pack_panels::<bf16, 2, DEPTH>(in_features, rows)?),
+            Dtype::Int8 => Panels::Int8(pack_int8(in_features, rows)?),
             Dtype::Int4 => match Form::of(sources) {
-                Form::Int8 => Panels::Int8(pack_int8(out_features, in_features, rows)?),
+                Form::Int8 => Panels::Int8(pack_int8(in_features, rows)?),
                 Form::FourBits(form) => {
-                    let packed = four_bits::pack(out_features, in_features, form, rows)?;
+                    let packed = four_bits::pack(in_features, form, rows)?;
                     Panels::Int4 { packed, form }
                 }
             },
@@ -163,15 +161,13 @@ fn bytes_of_words(out_features: usize, words: usize) -> u64 {
 const RUN: usize = 64;
 
 /// `PAIR` consecutive inputs of an output lie together; zeros make them whole multiples of `WHOLE`.
-fn pack_panels<'a, T: FromSource, const PAIR: usize, const WHOLE: usize>(
-    out_features: usize,
+fn pack_panels<T: FromSource, const PAIR: usize, const WHOLE: usize>(
     in_features: usize,
-    mut rows: impl Iterator<Item = (&'a Source<'a>, usize)>,
+    rows: &[Row<'_>],
 ) -> Result<Buffer<T>, KernelError> {
     let row = in_features.next_multiple_of(WHOLE);
-    let mut packed = Buffer::zeroed(out_features.next_multiple_of(PANEL) * row, "weights")?;
-    for panel in packed.chunks_exact_mut(PANEL * row) {
-        let outputs: Vec<_> = rows.by_ref().take(PANEL).collect();
+    let mut packed = Buffer::zeroed(rows.len().next_multiple_of(PANEL) * row, "weights")?;
+    fill_panels(&mut packed, PANEL * row, rows, |panel, outputs| {
         for (run, packed) in panel.chunks_mut(RUN * PANEL).enumerate() {
             let inputs = RUN.min(in_features - run * RUN);
             for (output, (source, row)) in outputs.iter().enumerate() {
@@ -182,7 +178,8 @@ fn pack_panels<'a, T: FromSource, const PAIR: usize, const WHOLE: usize>(
                 }
             }
         }
-    }
+        Ok(())
+    })?;
     Ok(packed)
 }
 
@@ -198,16 +195,11 @@ fn int8_words(in_features: usize) -> usize {
     in_features.div_ceil(BLOCKS * BLOCK) * INT8_ROWS
 }
 
-/// Packs `rows`, one output each: where a row begins in its source.
-fn pack_int8<'a>(
-    out_features: usize,
-    in_features: usize,
-    mut rows: impl Iterator<Item = (&'a Source<'a>, usize)>,
-) -> Result<Buffer<u32>, KernelError> {
+/// Packs `rows`, one output each.
+fn pack_int8(in_features: usize, rows: &[Row<'_>]) -> Result<Buffer<u32>, KernelError> {
     let words = int8_words(in_features);
-    let mut packed = Buffer::zeroed(out_features.next_multiple_of(PANEL) * words, "weights")?;
-    for panel in packed.chunks_exact_mut(PANEL * words) {
-        let outputs: Vec<_> = rows.by_ref().take(PANEL).collect();
+    let mut packed = Buffer::zeroed(rows.len().next_multiple_of(PANEL) * words, "weights")?;
+    fill_panels(&mut packed, PANEL * words, rows, |panel, outputs| {
         for (step, packed) in panel.chunks_exact_mut(PANEL * INT8_ROWS).enumerate() {
             for (output, (source, row)) in outputs.iter().enumerate() {
                 for block in 0..BLOCKS {
@@ -229,7 +221,8 @@ fn pack_int8<'a>(
                 }
             }
         }
-    }
+        Ok(())
+    })?;
     Ok(packed)
 }
 
@@ -321,9 +314,7 @@ mod tests {
     }
 
     fn packed(inputs: usize, weights: &[f32]) -> Result<Buffer<u32>, KernelError> {
-        let outputs = weights.len() / inputs;
-        let source = Source::F32(weights);
-        pack_int8(outputs, inputs, (0..outputs).map(|o| (&source, o * inputs)))
+        pack_int8(inputs, &rows(&[Source::F32(weights)], inputs))
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod mapped;
 mod matrix;
 mod numa_memory;
 mod number_source;
+mod packing;
 mod panel_sizes;
 mod quantised_blocks;
 mod rope_table;

@@ -28,8 +28,8 @@ impl Stored {
     }
 }
 
-/// Writes numbers from this one on, as many as there is room for.
-pub type Make<'a> = dyn Fn(usize, &mut [f32]) + 'a;
+/// Writes numbers from this one on, as many as there is room for. Several threads ask at once.
+pub type Make<'a> = dyn Fn(usize, &mut [f32]) + Sync + 'a;
 
 /// Row-major numbers of a checkpoint, in the type they are stored in.
 #[derive(Clone, Copy)]

@@ -9,8 +9,8 @@
 //! GPTQ                qweight, qzeros, scales, g_idx                  [inputs / 8, outputs], scales [groups, outputs]
 //! ```
 
-use std::cell::OnceCell;
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use faser_kernels::{Beside, Codes, FourBitForm, FourBits, Source, Stored};
 
@@ -63,7 +63,7 @@ struct Quantised<'a> {
     /// The group of each input, if they are not in their order: i32.
     order: Option<&'a [u8]>,
     /// What its codes are, once it was asked for: all zero points are looked at.
-    form: OnceCell<Result<FourBitForm, &'static str>>,
+    form: OnceLock<Result<FourBitForm, &'static str>>,
 }
 
 /// Where codes lie.
@@ -251,7 +251,7 @@ impl<'a> Reader<'a> {
         };
         let scales = self.numbers(scales, of_scales)?;
         let order = self.order("weight_g_idx", shape[1], groups)?;
-        let form = OnceCell::new();
+        let form = OnceLock::new();
         Ok(Quantised { shape, codes, zeros, scales, by_group: false, block, groups, order, form })
     }
 
@@ -292,7 +292,7 @@ impl<'a> Reader<'a> {
             block,
             groups,
             order,
-            form: OnceCell::new(),
+            form: OnceLock::new(),
         })
     }
 
@@ -315,7 +315,7 @@ impl<'a> Reader<'a> {
             }
         };
         let scales = self.numbers("scales", [groups, outputs])?;
-        let (block, form) = ([1, group], OnceCell::new());
+        let (block, form) = ([1, group], OnceLock::new());
         Ok(Quantised { shape, codes, zeros, scales, by_group: true, block, groups, order, form })
     }
 
@@ -599,7 +599,7 @@ mod tests {
                 block: [1, group],
                 groups,
                 order,
-                form: OnceCell::new(),
+                form: OnceLock::new(),
             };
             let symmetric = matches!(zeros, Zeros::All(_));
             let form = if symmetric { FourBitForm::Symmetric } else { FourBitForm::ZeroPoints };

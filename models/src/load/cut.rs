@@ -56,7 +56,7 @@ impl Cut {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::sync::Mutex;
 
     use super::super::{CpuPacker, Packing, Tensors, load};
     use super::*;
@@ -67,7 +67,7 @@ mod tests {
     /// Counts the numbers that are read of each tensor.
     struct Counted {
         names: Vec<String>,
-        read: RefCell<Vec<usize>>,
+        read: Mutex<Vec<usize>>,
     }
 
     /// One tensor at a time: what is read of it is told by its place in `names`.
@@ -114,17 +114,17 @@ mod tests {
             ("model.layers.0.mlp.down_proj.weight", 96 * 128),
         ];
         let names: Vec<String> = expected.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let counted = Counted { read: RefCell::new(vec![0; names.len()]), names };
+        let counted = Counted { read: Mutex::new(vec![0; names.len()]), names };
         let make = |place: usize| -> Box<Make<'_>> {
             let counted = &counted;
-            Box::new(move |_, to: &mut [f32]| counted.read.borrow_mut()[place] += to.len())
+            Box::new(move |_, to: &mut [f32]| counted.read.lock().unwrap()[place] += to.len())
         };
         let mut tensors = Asked { counted: &counted, makes: (0..expected.len()).map(make).collect() };
         for shard in Shard::all(4) {
             let packer = &mut CpuPacker { packing: Packing::new(&whole, Dtype::F32) };
             load(&whole, shard, None, &mut tensors, packer, &mut |_| {}).unwrap();
         }
-        for ((name, expected), read) in expected.iter().zip(&*counted.read.borrow()) {
+        for ((name, expected), read) in expected.iter().zip(&*counted.read.lock().unwrap()) {
             assert_eq!(read, expected, "{name}");
         }
     }
