@@ -4,7 +4,7 @@
 mod cuda_fake;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use faser_actors::{
@@ -18,7 +18,7 @@ use faser_engine::{
 };
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
-use faser_models::{Model, Shard, WeightSource};
+use faser_models::{Model, ModelError, Shard, WeightSource};
 use faser_topology::{GpuDevice, LanePair, Partition};
 
 /// Nothing here takes this long unless it hangs; kernels on fibers are slow.
@@ -405,6 +405,47 @@ fn a_draft_gpu_that_is_lost_is_retired_and_one_that_fails_for_once_is_not() {
         assert!(report.contains("contexts opened 2\n"), "{report}");
         assert!(report.contains("streams left 0\n"), "{report}");
     }
+}
+
+#[test]
+fn the_gpus_of_a_group_have_their_weights_at_the_same_time() {
+    let name = "the_gpus_of_a_group_have_their_weights_at_the_same_time";
+    cuda_fake::inside(name, &[GPUS], || {
+        // Each tells the other that it has begun, and waits for the same; then both load, or fail.
+        let spec = |fails: bool| {
+            let (first, second) = (mpsc::channel(), mpsc::channel());
+            let ways = [(first.0, second.1), (second.0, first.1)].map(Mutex::new);
+            let ranks = ways.into_iter().enumerate().map(|(rank, way)| {
+                let info = probe_one(rank).expect("a fake GPU is there");
+                let device = GpuDevice { sms: info.sms, memory_bytes: info.memory_bytes, utilization: 0.9 };
+                let weights = move |gpu: &_, progress: &mut dyn FnMut(_)| {
+                    let (tell, told) = &*way.lock().expect("one asks");
+                    tell.send(()).expect("the other is there");
+                    told.recv_timeout(PATIENCE).expect("the other has begun");
+                    if fails {
+                        return Err(ModelError::Pair(format!("rank {rank} fails")));
+                    }
+                    let source = WeightSource::Synthetic(pair());
+                    CudaModel::load(gpu, &source, Shard::of(rank, 2), Dtype::F32, progress)
+                        .map(|model| vec![model])
+                };
+                let (target, weights) = (ModelFacts::of(&models().0), Arc::new(weights));
+                CudaDevice::new(CudaSource { info, device, kernel_cache: None, target, draft: None, weights })
+            });
+            let ranks = ranks.collect();
+            let (draft_sms, rank_deadline) = (Vec::new(), PATIENCE);
+            CudaSpec { ranks, apart: None, draft_sms, rank_deadline, nodes: None, own_ranks: None }
+        };
+        let mut heard = Vec::new();
+        let both = spec(false).open(&mut |progress| heard.push(progress)).expect("both load");
+        assert_eq!(both.len(), 2);
+        let last = heard.last().expect("it was told");
+        assert_eq!(last.done_bytes, last.total_bytes);
+        let one = heard.iter().map(|progress| progress.total_bytes).min();
+        assert_eq!(Some(last.total_bytes), one.map(|one| 2 * one), "of both together");
+        let refusal = spec(true).open(&mut |_| {}).err().expect("both fail").to_string();
+        assert!(refusal.contains("rank 0 fails"), "{refusal}");
+    });
 }
 
 #[test]

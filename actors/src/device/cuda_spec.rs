@@ -3,8 +3,10 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use faser_engine::EngineConfig;
@@ -97,25 +99,60 @@ impl CudaDevice {
     /// # Errors
     /// The GPU cannot be opened, has not the memory that was planned with, does not take the weights, or is lost: [`CudaError::Lost`].
     pub fn open(&self, progress: &mut dyn FnMut(Progress)) -> Result<Arc<OnGpu>, ServiceError> {
-        let source = &self.0.source;
-        let mut opened = self.0.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(there) = opened.as_ref() {
+        open_all(std::slice::from_ref(self), progress).map(|mut opened| opened.remove(0))
+    }
+}
+
+/// Opens GPUs, and brings all of them their weights at the same time; `progress` is that of all together. See [`CudaDevice::open`].
+///
+/// # Errors
+/// As there: the first of them that fails.
+pub(crate) fn open_all(
+    devices: &[CudaDevice],
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Vec<Arc<OnGpu>>, ServiceError> {
+    let mut opened: Vec<_> =
+        devices.iter().map(|device| device.0.opened.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+    // One after the other: the first compiles what the others find compiled.
+    let mut without_weights = Vec::new();
+    for (number, (device, there)) in devices.iter().zip(&mut opened).enumerate() {
+        let source = device.source();
+        if let Some(there) = there.as_ref() {
             let lost = |why| CudaError::Lost { ordinal: source.info.ordinal, why: Box::new(why) };
             there.gpu.memory().map_err(lost)?;
-            return Ok(there.clone());
+        } else {
+            without_weights.push((number, source, source.open()?, &mut **there));
         }
-        let gpu = source.open()?;
-        let (free_bytes, _) = gpu.memory()?;
-        source.device.check_free(free_bytes as u64)?;
-        let mut models = (source.weights)(&gpu, progress)?.into_iter().map(Arc::new);
-        let (target, draft) = (models.next(), models.next());
-        let Some(target) = target.filter(|_| draft.is_some() == source.draft.is_some()) else {
-            return Err(ServiceError::Contradiction("weights of other models than were planned".to_owned()));
-        };
-        let there = Arc::new(OnGpu { gpu, target, draft });
-        *opened = Some(there.clone());
-        Ok(there)
     }
+    let (tell, told) = mpsc::channel();
+    thread::scope(|scope| {
+        let loading: Vec<_> = without_weights
+            .into_iter()
+            .map(|(number, source, gpu, there)| {
+                let tell = tell.clone();
+                scope.spawn(move || -> Result<(), ServiceError> {
+                    let tell = &mut |progress| {
+                        // Whoever listens does so until all are loaded.
+                        let _ = tell.send((number, progress));
+                    };
+                    let loaded = source.load(gpu, tell)?;
+                    *there = Some(Arc::new(loaded));
+                    Ok(())
+                })
+            })
+            .collect();
+        drop(tell);
+        let mut each = vec![Progress { done_bytes: 0, total_bytes: 0 }; devices.len()];
+        for (number, news) in told {
+            each[number] = news;
+            let sum = |bytes: fn(&Progress) -> u64| each.iter().map(bytes).sum();
+            progress(Progress { done_bytes: sum(|of| of.done_bytes), total_bytes: sum(|of| of.total_bytes) });
+        }
+        let ended = loading.into_iter().map(|thread| thread.join().unwrap_or_else(|why| resume_unwind(why)));
+        // All are waited for, whichever fails.
+        ended.collect::<Vec<_>>().into_iter().collect::<Result<(), _>>()
+    })?;
+    Ok(opened.iter().filter_map(|there| Option::clone(there)).collect())
 }
 
 impl fmt::Debug for CudaDevice {
@@ -133,6 +170,18 @@ impl CudaSource {
             }
             opened => opened,
         }
+    }
+
+    /// Brings it the weights.
+    fn load(&self, gpu: Arc<Gpu>, progress: &mut dyn FnMut(Progress)) -> Result<OnGpu, ServiceError> {
+        let (free_bytes, _) = gpu.memory()?;
+        self.device.check_free(free_bytes as u64)?;
+        let mut models = (self.weights)(&gpu, progress)?.into_iter().map(Arc::new);
+        let (target, draft) = (models.next(), models.next());
+        let Some(target) = target.filter(|_| draft.is_some() == self.draft.is_some()) else {
+            return Err(ServiceError::Contradiction("weights of other models than were planned".to_owned()));
+        };
+        Ok(OnGpu { gpu, target, draft })
     }
 }
 
@@ -180,7 +229,7 @@ impl OnGpu {
 }
 
 impl CudaSpec {
-    /// Opens the GPUs, rank after rank, or takes them as they are, and makes sure that their SMs can be partitioned as said.
+    /// Opens the GPUs, or takes them as they are, and makes sure that their SMs can be partitioned as said.
     ///
     /// # Errors
     /// As [`CudaDevice::open`]; a partition cannot be had, or the shards are not those of whole groups.
@@ -194,7 +243,7 @@ impl CudaSpec {
 
     /// As `open`, but without the GPU that has the draft alone, which may be lost.
     fn open_ranks(&self, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Arc<OnGpu>>, ServiceError> {
-        let ranks = self.ranks.iter().map(|device| device.open(progress)).collect::<Result<Vec<_>, _>>()?;
+        let ranks = open_all(&self.ranks, progress)?;
         for rank in &ranks {
             rank.shares(&self.draft_sms)?;
         }

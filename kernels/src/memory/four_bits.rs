@@ -280,8 +280,8 @@ fn inverse(scale: u16) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Blocks, Codes};
     use super::super::packing::rows;
+    use super::super::{Blocks, Codes};
     use super::*;
 
     /// The weights that stand for what was packed.
