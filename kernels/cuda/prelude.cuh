@@ -79,6 +79,8 @@ DEVICE float exp_of(float x) {
     p = __fadd_rn(__fmaf_rn(p, __fmul_rn(r, r), r), 1.0f);
     return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
 }
+// The same, and no number of what is none.
+DEVICE float exp_or_none(float x) { return x == x ? exp_of(x) : x; }
 
 // Hyperbolic tangent, about 2 ulp; of what is infinite, 1 or -1; what is no number stays none.
 DEVICE float tanh_of(float x) {

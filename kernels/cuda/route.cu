@@ -71,9 +71,9 @@ DEVICE void choose(const RouteArgs &a, u32 r) {
         if (lane() == k) own = token_of(last);
     }
     const bool mine = lane() < a.active;
-    const float most = logits[__shfl_sync(~0u, own, 0)], weight = mine ? exp_of(logits[own] - most) : 0.0f;
+    const float most = logits[__shfl_sync(~0u, own, 0)], weight = mine ? exp_or_none(logits[own] - most) : 0.0f;
     float all = 0.0f;
-    if (!a.renormed) for (u32 e = lane(); e < a.count; e += WARP) all += exp_of(logits[e] - most);
+    if (!a.renormed) for (u32 e = lane(); e < a.count; e += WARP) all += exp_or_none(logits[e] - most);
     const float total = warp_sum(a.renormed ? weight : all);
     u32 rank = 0;
     for (u32 k = 0; k < a.active; k++) rank += __shfl_sync(~0u, own, (int)k) < own;

@@ -20,7 +20,7 @@ template <typename T> DEVICE void sum_experts(const SumExpertsArgs &a) {
         const u32 *places = a.places + (size_t)r * a.active;
         const float *weights = a.weights + (size_t)r * a.active;
         float *out = a.out + (size_t)r * a.cols;
-        const float gate = a.shared ? 1.0f / (1.0f + exp_of(-a.gates[(size_t)r * a.gate_stride])) : 0.0f;
+        const float gate = a.shared ? 1.0f / (1.0f + exp_or_none(-a.gates[(size_t)r * a.gate_stride])) : 0.0f;
         for (u32 i = threadIdx.x; i < a.cols; i += blockDim.x) {
             float sum = a.add ? out[i] : 0.0f;
             for (u32 k = 0; k < a.active; k++) sum = __fmaf_rn(weights[k], a.products[(size_t)places[k] * a.cols + i], sum);

@@ -76,9 +76,10 @@ pub fn quality(config: &Config, text: &Path, most: usize) -> Result<String> {
     let (quality, dtype) =
         faser_loading::quality::quality(config, &String::from_utf8_lossy(&words), most, watch)?;
     display.finish();
+    let kv = config.kv.cache_dtype.map_or_else(String::new, |kv| format!(" with KV in {kv}"));
     let Quality { tokens, perplexity, perplexity_in_f32, divergence, divergence_p99, same_token } = quality;
     Ok(format!(
-        "quality  {tokens} tokens of {}: perplexity {perplexity:.4} in {dtype}, {perplexity_in_f32:.4} in f32; divergence from f32 \
+        "quality  {tokens} tokens of {}: perplexity {perplexity:.4} in {dtype}{kv}, {perplexity_in_f32:.4} in f32; divergence from f32 \
          {divergence:.2e} nats in the mean, {divergence_p99:.2e} at p99; the same likeliest token in {:.2} % of places",
         text.display(),
         1e2 * same_token

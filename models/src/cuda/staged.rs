@@ -122,7 +122,7 @@ pub(super) fn plan_attention(longest: u32, rows: usize, split_rows: usize) -> At
     let mut plan = AttentionPlan::new(longest);
     plan.splits = plan.splits.next_power_of_two();
     // Many rows keep the SMs busy without splits, and the workspace is not for both.
-    while plan.splits as usize * rows > split_rows {
+    while plan.splits > 1 && plan.splits as usize * rows > split_rows {
         plan.split *= 2;
         plan.splits = longest.div_ceil(plan.split).next_power_of_two();
     }

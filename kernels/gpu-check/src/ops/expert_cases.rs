@@ -32,7 +32,7 @@ fn held(element: Element, numbers: Vec<f32>) -> Vec<f32> {
     numbers.into_iter().map(|x| if element == Element::Bf16 { bf16(x) } else { x }).collect()
 }
 
-/// Logits of rows, some of them equal, some no numbers, and one column more.
+/// Logits of rows, some of them equal, some infinite, and one column more.
 fn logits(random: &mut Random, rows: usize, experts: usize) -> Tensor {
     let mut logits = random.tensor(rows, experts + 1);
     for row in 0..rows {
@@ -113,6 +113,13 @@ pub(super) fn rows_go_to_the_cpus_experts(bench: &Bench<'_>) {
         let none =
             routed(bench, Tensor::zeros(0, experts + 1).view(0), (bucket, experts, active), true, (1, 0));
         assert_eq!((none.groups[0].read()[0], none.groups[2].read()[0]), (0, 0));
+        // What is no number, and what is infinite, is seen in all weights of its row, as by the CPU.
+        for odd in [f32::NAN, f32::INFINITY] {
+            let mut logits = random.tensor(1, experts + 1);
+            logits.row_mut(0)[experts / 2] = odd;
+            let found = routed(bench, logits.view(1), (bucket, experts, active), false, (1, 0));
+            assert!(found.weights.read().iter().all(|weight| weight.is_nan()), "{odd} of {experts} experts");
+        }
 
         // The logits, of rows of a residual stream.
         let hidden = 33 + 20 * turn;
