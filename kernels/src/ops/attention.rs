@@ -9,6 +9,7 @@
 //! exact, times the scales of query and key; values are weighted by the exponentials times their scales.
 
 use super::activate::capped;
+use super::store_kv::Scaled;
 use crate::lane::Scratch;
 use crate::memory::{KvCache, KvShape, POSITIONS, Pages, Rows, SharedRows, View, ViewMut};
 use crate::simd::{
@@ -698,10 +699,6 @@ struct Int8Pages<'a> {
 
 /// Words behind those of a query's numbers: its scale, and what its dot products begin with.
 const BESIDE: usize = 2;
-/// If all elements are smaller they are zero: their inverse would be none.
-const TINY: f32 = 1e-35;
-/// Adding it rounds a small number to an integer, ties to even, which stands in the low bits.
-const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 
 impl<S: Simd> KvPages<S> for Int8Pages<'_> {
     type Value = i8;
@@ -716,19 +713,18 @@ impl<S: Simd> KvPages<S> for Int8Pages<'_> {
     fn lay(_s: S, q: &[f32], packed: &mut [f32], slot: usize, _queries: usize) {
         let words = q.len().div_ceil(4);
         let to = &mut packed[slot * (words + BESIDE)..][..words + BESIDE];
-        let largest = q.iter().fold(0, |most: u32, x| most.max(x.abs().to_bits()));
-        let largest = f32::from_bits(largest);
-        let inverse = if largest > TINY { 127.0 / largest } else { 0.0 };
+        let scaled = Scaled::of(q);
         let mut sum = 0;
         for (to, four) in to.iter_mut().zip(q.chunks(4)) {
             let mut bytes = [0; 4];
             for (byte, x) in bytes.iter_mut().zip(four) {
-                *byte = (x * inverse + ROUND).to_bits() as u8;
-                sum += i32::from(byte.cast_signed());
+                let number = scaled.number(*x);
+                *byte = number.cast_unsigned();
+                sum += i32::from(number);
             }
             *to = f32::from_bits(u32::from_le_bytes(bytes));
         }
-        to[words] = if largest.is_finite() { largest * (1.0 / 127.0) } else { f32::NAN };
+        to[words] = scaled.scale;
         // Unsigned keys are 128 more.
         to[words + 1] = f32::from_bits(if S::SIGNED { 0 } else { (-128 * sum).cast_unsigned() });
     }

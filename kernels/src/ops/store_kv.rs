@@ -127,10 +127,10 @@ impl Slot<'_> {
     }
 }
 
-/// Numbers that are to be whole ones of a scale.
-struct Scaled<'a> {
+/// Numbers that are to be whole ones of a scale: the largest becomes 127 or -127.
+pub(super) struct Scaled<'a> {
     numbers: &'a [f32],
-    scale: f32,
+    pub(super) scale: f32,
     inverse: f32,
 }
 
@@ -141,7 +141,8 @@ const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 
 impl Scaled<'_> {
     /// If one is not finite the scale is no number either.
-    fn of(numbers: &[f32]) -> Scaled<'_> {
+    #[inline(always)]
+    pub(super) fn of(numbers: &[f32]) -> Scaled<'_> {
         let largest = numbers.iter().fold(0, |most: u32, x| most.max(x.abs().to_bits()));
         let largest = f32::from_bits(largest);
         let scale = if largest.is_finite() { largest * (1.0 / 127.0) } else { f32::NAN };
@@ -149,7 +150,8 @@ impl Scaled<'_> {
     }
 
     /// One of them, as a whole number from -127 to 127.
-    fn number(&self, x: f32) -> i8 {
+    #[inline(always)]
+    pub(super) fn number(&self, x: f32) -> i8 {
         (x * self.inverse + ROUND).to_bits() as i8
     }
 }
