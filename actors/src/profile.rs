@@ -150,15 +150,16 @@ pub(crate) fn follow_passes<B: LaneBackend>(backend: B, lane: LanePasses) {
 }
 
 fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: usize) -> PassCost {
-    reading(lane, 1, 0);
     let some = CONTEXT_ROWS.min(most_rows);
-    // At position 0 for each row count, then one row and some rows with context.
-    // The largest too: beyond what is measured, cost is taken to grow with the rows.
+    // At position 0 for each row count, one row and some rows with context too: each right behind those that it is compared with, for after a long
+    // pass the next ones find nothing in the caches. The largest too: beyond what is measured, cost is taken to grow with the rows.
     let counts = ROW_GRID.iter().copied().filter(|&rows| rows < most_rows).chain([most_rows]);
+    let with_context = |rows: usize| (rows == 1 || rows == some).then_some((rows, context));
     let passes: Vec<(usize, usize)> =
-        counts.map(|rows| (rows, 0)).chain([(1, context), (some, context)]).collect();
+        counts.flat_map(|rows| [Some((rows, 0)), with_context(rows)]).flatten().collect();
     let mut readings = vec![Vec::with_capacity(ROUNDS); passes.len()];
     for round in 0..ROUNDS {
+        reading(lane, 1, 0);
         let mut longest = Duration::ZERO;
         for (&(rows, context), readings) in passes.iter().zip(&mut readings) {
             let first = readings.first().copied().unwrap_or_default();
@@ -178,10 +179,16 @@ fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: us
     let mut points: Vec<(usize, Duration)> =
         measured.filter_map(|(&(rows, _), median)| Some((rows, (*median)?))).collect();
     let time_of = |rows| points.iter().find(|&&(count, _)| count >= rows).map(|&(_, time)| time);
+    let with_context = |rows| {
+        passes
+            .iter()
+            .zip(&medians)
+            .find(|(pass, _)| **pass == (rows, context))
+            .and_then(|(_, median)| *median)
+    };
     // Of what was not measured without context nobody knows what attention adds.
-    let longer = |rows, with: Option<Duration>| Some(with?.saturating_sub(time_of(rows)?));
-    let [one, many] = [(1, medians.len() - 2), (some, medians.len() - 1)]
-        .map(|(rows, with)| longer(rows, medians[with]).unwrap_or_default());
+    let longer = |rows| Some(with_context(rows)?.saturating_sub(time_of(rows)?));
+    let [one, many] = [1, some].map(|rows| longer(rows).unwrap_or_default());
     let began = Instant::now();
     refine(&mut points, |rows| {
         (began.elapsed() < REFINING).then(|| {
@@ -206,9 +213,7 @@ fn reading<B: LaneBackend>(lane: &mut TimedPasses<B>, rows: usize, context: usiz
     let begin = Instant::now();
     while times.is_empty() || (times.len() < RUNS && begin.elapsed() < ENOUGH) {
         lane.told(rows, context);
-        let started = Instant::now();
-        lane.run(rows, context);
-        times.push(started.elapsed());
+        times.push(lane.run(rows, context));
     }
     median(times).unwrap_or_default()
 }
@@ -319,14 +324,16 @@ impl<B: LaneBackend> TimedPasses<B> {
         }
     }
 
-    /// Each pass has other tokens.
-    fn run(&mut self, rows: usize, context: usize) {
+    /// Makes the next pass, whose tokens are others than those of the one before, and runs it: how long the lane had it. What its sequence had
+    /// before is there by then, as it is when requests are served.
+    fn run(&mut self, rows: usize, context: usize) -> Duration {
         let rows = if context == 0 { rows } else { rows.min(context + 1) };
         let tokens = &self.tokens[self.begun % SHIFTS..];
         self.begun += 1;
         let pass = self.lane.rows(&self.blocks, tokens, rows, context);
         let start = pass.pieces.first().map_or(0, |piece| piece.start);
         self.sequences.of_mut(SEQ).rewind_and_extend(0, &tokens[..=start]);
+        let began = Instant::now();
         self.masks.begin(pass.pieces.len(), &mut self.sequences);
         self.backend.stage(&pass, &mut self.sequences);
         self.backend.layers(&pass, 0..self.backend.layer_count());
@@ -335,6 +342,7 @@ impl<B: LaneBackend> TimedPasses<B> {
             Draw { masks: &self.masks, confidence: self.lane.drafts, alternatives: false, candidates: false };
         self.backend.draw(&pass, &self.sequences, &how);
         self.backend.collect(&pass, &mut self.outputs, &mut |_| {});
+        began.elapsed()
     }
 
     /// Whether the first pass of a row count takes longer than those after it.
