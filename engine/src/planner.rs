@@ -46,6 +46,8 @@ const LEAST_LONG_ROWS: usize = 64;
 const FIRST_LONG_ROWS: usize = 128;
 /// To so many their number is searched.
 const LONG_ROWS_STEP: usize = 16;
+/// A round is believed to have taken so many times its time longer at most: the rest is the machine doing something else.
+const MOST_LONGER: f64 = 2.0;
 /// The weight of a new time in the mean of those observed.
 const NEW_TIME: f64 = 0.25;
 
@@ -114,6 +116,8 @@ pub(crate) struct Planner {
     ahead: Ahead,
     overhead: Overhead,
     realised: Realised,
+    /// Seconds that the last round was longer than was to be expected, by the clock, if lanes had work all the time.
+    longer_s: Option<f64>,
     /// The last pass was overlapped: what was prepared under it is in the next round.
     prepared: bool,
     steering: Steering,
@@ -165,6 +169,7 @@ impl Planner {
             ahead: Ahead::default(),
             overhead: Overhead::default(),
             realised: Realised::default(),
+            longer_s: None,
             prepared: false,
         };
         planner.tune(tuning);
@@ -518,9 +523,11 @@ impl Planner {
         now: Duration,
     ) -> Option<Duration> {
         observe(&mut self.verify_s, took.as_secs_f64());
-        self.overhead.round(now, took, shape.partition != PartitionId(0));
+        let predicted = self.predicted_verify(shape);
+        let predicted_s = predicted.unwrap_or(took).as_secs_f64();
+        self.longer_s = self.overhead.round(now, took, predicted_s, shape.partition != PartitionId(0));
         self.budget.between(self.overhead.serial_s());
-        let predicted = self.predicted_verify(shape)?;
+        let predicted = predicted?;
         let costs = self.partitions.get_mut(shape.partition.0)?;
         let step = costs.verify.observe(shape.rows, shape.reach, took);
         if shape.partition == PartitionId(0) {
@@ -545,10 +552,13 @@ impl Planner {
             let overlapped = shape.partition != PartitionId(0);
             let more_s = if overlapped { self.overhead.more_s() } else { 0.0 };
             let prepared = std::mem::replace(&mut self.prepared, overlapped);
+            // By the clock: where both lanes and all else share few cores, no table has what that costs at first.
+            let planned_s = seconds + more_s;
+            let longer_s = self.longer_s.unwrap_or(0.0).clamp(-0.5 * planned_s, MOST_LONGER * planned_s);
             self.realised.round((overlapped || prepared).then_some(Round {
                 sequences: round.sequences,
                 committed: round.committed,
-                seconds: seconds + more_s,
+                seconds: planned_s + longer_s,
                 serial_goodput: self.ahead.serial_goodput,
             }));
         }

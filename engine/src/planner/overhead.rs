@@ -51,11 +51,18 @@ impl Overhead {
         believed_s
     }
 
-    /// A verify pass is done that took so long.
-    pub(super) fn round(&mut self, now: Duration, took: Duration, overlapped: bool) {
+    /// A verify pass is done that took so long, and by the tables so many seconds. Returns by how many its round was longer than was to be expected, if
+    /// lanes had work all the time.
+    pub(super) fn round(
+        &mut self,
+        now: Duration,
+        took: Duration,
+        predicted_s: f64,
+        overlapped: bool,
+    ) -> Option<f64> {
         let drafted = std::mem::take(&mut self.drafted);
-        let Some(since) = self.since.replace(now) else { return };
-        let seconds = now.saturating_sub(since).saturating_sub(took + drafted).as_secs_f64();
+        let whole = now.saturating_sub(self.since.replace(now)?);
+        let seconds = whole.saturating_sub(took + drafted).as_secs_f64();
         let kind = if overlapped { OVERLAPPED } else { usize::from(drafted > Duration::ZERO) };
         // The first may be the one in which the machine did something else, and of plain rounds there may never be another.
         let before = self.of(kind).unwrap_or(0.0);
@@ -67,6 +74,7 @@ impl Overhead {
                 *other += FORGOTTEN * (plain - *other);
             }
         }
+        Some((whole.saturating_sub(drafted)).as_secs_f64() - predicted_s - before)
     }
 
     /// Of a kind; what is not known is taken to be that of the kind before it, or of any.
@@ -106,7 +114,7 @@ mod tests {
                     overhead.drafted(100 * US);
                 }
                 now += (200 + 100 * u32::from(drafts) + beyond) * US;
-                overhead.round(now, 200 * US, overlapped);
+                overhead.round(now, 200 * US, 200e-6, overlapped);
             }
         };
         let close = |a: f64, b: f64, by: f64| assert!((a * 1e6 - b).abs() < by, "{a} {b}");
@@ -138,7 +146,7 @@ mod tests {
                     overhead.drafted(100 * US);
                 }
                 now += (200 + 100 * u32::from(drafts) + beyond) * US;
-                overhead.round(now, 200 * US, false);
+                overhead.round(now, 200 * US, 200e-6, false);
                 overhead.serial_s().map(|seconds| seconds * 1e6)
             };
             round(0, drafts);
@@ -169,11 +177,11 @@ mod tests {
     #[test]
     fn time_without_work_counts_for_nothing() {
         let mut overhead = Overhead::default();
-        overhead.round(US, US, false);
+        overhead.round(US, US, 1e-6, false);
         overhead.idle();
-        overhead.round(1_000_000 * US, 10 * US, true);
-        overhead.round(1_000_030 * US, 10 * US, true);
-        overhead.round(1_000_050 * US, 10 * US, false);
+        overhead.round(1_000_000 * US, 10 * US, 1e-5, true);
+        overhead.round(1_000_030 * US, 10 * US, 1e-5, true);
+        overhead.round(1_000_050 * US, 10 * US, 1e-5, false);
         assert!(overhead.more_s() * 1e6 < 21.0, "{}", overhead.more_s());
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Round {
     pub(super) sequences: usize,
     /// Tokens that they got.
     pub(super) committed: usize,
-    /// Seconds that it took, at the prices that it was planned by.
+    /// Seconds that it took, at the prices that it was planned by; what it took longer than the tables say is among them.
     pub(super) seconds: f64,
     /// Tokens a second that a serial round of theirs is predicted to have, at its best.
     pub(super) serial_goodput: f64,

@@ -43,6 +43,7 @@ const KV_SHORT: usize = 4;
 /// Share of the time of rounds that speculation may lose.
 const CREDIT: f64 = 0.01;
 /// What the account holds at first, and at most, in mean verify passes.
+const FIRST_CREDIT: f64 = 8.0;
 const MOST_CREDIT: f64 = 32.0;
 /// What may have been spent for tokens yet to come without being held against it, in mean verify passes.
 const MOST_INVESTED: f64 = 16.0;
@@ -411,7 +412,7 @@ impl Account {
     /// speculation lost so many, or gained them if below 0.
     fn settle(&mut self, round_s: f64, pass_s: f64, lost_s: f64) {
         if self.pass_s == 0.0 {
-            (self.pass_s, self.balance_s) = (pass_s, MOST_CREDIT * pass_s);
+            (self.pass_s, self.balance_s) = (pass_s, FIRST_CREDIT * pass_s);
         }
         if pass_s > 0.0 {
             self.pass_s += NEW_TIME * (pass_s - self.pass_s);
@@ -586,7 +587,8 @@ mod tests {
             round(steering, 0, 0);
             credit_s(steering)
         };
-        let full_s = settle(&mut steering);
+        // Full: it holds no more.
+        let full_s = (0..3000).map(|_| settle(&mut steering)).fold(0.0, f64::max);
         steering.drafted(0.25);
         assert_eq!((steering.invests(0.5), settle(&mut steering)), (0.25, full_s));
         steering.returns(0.125);
