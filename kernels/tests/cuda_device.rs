@@ -48,7 +48,7 @@ fn a_driver_of_cuda_12_takes_libraries_of_cuda_12_alone() {
     let name = "a_driver_of_cuda_12_takes_libraries_of_cuda_12_alone";
     inside(name, &[("FASER_FAKE_VERSION", "12040"), ("FASER_FAKE_LIBRARIES", "12")], || {
         let gpu = open();
-        let found: Vec<_> = libraries()
+        let found: Vec<_> = libraries("sm_90")
             .unwrap()
             .iter()
             .map(|found| (found.name, found.version.clone(), found.asked))
@@ -77,7 +77,7 @@ fn libraries_of_a_newer_cuda_than_the_drivers_are_refused() {
 #[test]
 fn libraries_are_found_by_the_names_that_wheels_have() {
     inside("libraries_are_found_by_the_names_that_wheels_have", &[], || {
-        let found = libraries().unwrap();
+        let found = libraries("sm_90").unwrap();
         assert_eq!(
             found.iter().map(|found| found.asked).collect::<Vec<_>>(),
             ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13"]

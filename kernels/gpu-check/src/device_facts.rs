@@ -5,13 +5,13 @@ use super::probes::{self, IllegalWriteArgs};
 use super::{CheckResult, Report, Setting};
 use faser_kernels::cuda::{Compiler, CudaError, CudaLane, File, Gpu, Share, files, libraries, probe_one};
 
-/// Name, SMs, memory, versions; and how long opening takes, with all kernels compiled anew.
+/// Name, SMs, memory, versions; how long opening takes, and where the kernels come from. None is taken that an earlier start compiled.
 ///
 /// # Errors
 /// There is no such GPU, or a library is missing.
 pub fn device(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let info = probe_one(setting.ordinal)?;
-    for library in libraries()? {
+    for library in libraries(&info.arch())? {
         report.says(library.to_string());
     }
     let (major, minor) = info.capability;
@@ -21,7 +21,8 @@ pub fn device(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     report.number("shared memory of a block", f64::from(info.block_shared_bytes), "B");
     let started = std::time::Instant::now();
     let gpu = Gpu::open(setting.ordinal, None)?;
-    report.timed("opened, all kernels compiled", started.elapsed().as_secs_f64(), "s", None);
+    report.timed("opened, all kernels loaded", started.elapsed().as_secs_f64(), "s", None);
+    report.says(gpu.kernels_from());
     let (free, total) = gpu.memory()?;
     report.number("memory", total as f64 / 1e9, "GB");
     report.number("memory that is free", free as f64 / 1e9, "GB");
