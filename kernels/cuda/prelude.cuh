@@ -6,7 +6,7 @@
 //
 // Compiled by NVRTC for a device, and by a C++ compiler with FASER_HOST for tests: there each thread is a fiber (cuda_host.h of
 // the tests). PTX stands in this file alone, in small functions, each with a twin for the host.
-// Threads of a block; more registers of a thread than this are a mistake, for fewer warps would hide the memory's latency (kernels/tests/cuda_compile.rs).
+// Threads of a block; more registers of a thread than this are a mistake, for fewer warps would hide the memory's latency (kernels/tests/cuda_compile).
 // A third number is the blocks that an SM is to have at least: one lets ptxas take the registers that it needs, where it would spill a few bytes to have more blocks.
 #define KERNEL(threads, registers, ...) extern "C" __global__ void __launch_bounds__(threads, ##__VA_ARGS__)
 #define DEVICE static __device__ __forceinline__

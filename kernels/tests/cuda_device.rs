@@ -5,7 +5,7 @@ mod cuda_fake;
 use cuda_fake::inside;
 use faser_kernels::cuda::{
     Arena, CompactRowsArgs, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Event, Flags, Gpu,
-    Product, Ptr, Share, Upload, libraries, nccl_library, probe,
+    Product, Ptr, Share, Upload, are_prebuilt, libraries, nccl_library, probe,
 };
 use std::sync::Arc;
 
@@ -32,6 +32,21 @@ fn a_gpu_is_found_and_described() {
         assert_eq!(found[0].name, "fake GPU");
         let refusal = Gpu::open(1, None).unwrap_err().to_string();
         assert!(refusal.contains("no GPU 1") && refusal.contains("0 (fake GPU)"), "{refusal}");
+    });
+}
+
+#[test]
+fn where_kernels_come_from_is_said() {
+    inside("where_kernels_come_from_is_said", &[], || {
+        let started = std::time::Instant::now();
+        let gpu = open();
+        println!("opened in {:.1} ms: {}", started.elapsed().as_secs_f64() * 1e3, gpu.kernels_from());
+        let files = faser_kernels::cuda::files().len();
+        let from = if are_prebuilt("sm_90") { "prebuilt" } else { "compiled" };
+        let wanted = format!("kernels for sm_90: {files} files {from} by NVRTC 1");
+        assert!(gpu.kernels_from().starts_with(&wanted), "{}", gpu.kernels_from());
+        // None is made for what is no architecture.
+        assert!(!are_prebuilt("sm_1"));
     });
 }
 

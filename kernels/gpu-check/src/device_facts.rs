@@ -3,7 +3,7 @@
 
 use super::probes::{self, IllegalWriteArgs};
 use super::{CheckResult, Report, Setting};
-use faser_kernels::cuda::{Compiler, CudaError, CudaLane, File, Gpu, Share, files, libraries, probe_one};
+use faser_kernels::cuda::{Compiler, CudaError, CudaLane, File, Gpu, Share, files, are_prebuilt, libraries, probe_one};
 
 /// Name, SMs, memory, versions; how long opening takes, and where the kernels come from. None is taken that an earlier start compiled.
 ///
@@ -36,7 +36,13 @@ pub fn device(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
 /// There is no GPU or no NVRTC, or a file does not compile.
 pub fn compile(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let arch = probe_one(setting.ordinal)?.arch();
-    let compiler = Compiler::new(&arch, None)?;
+    let compiler = match Compiler::new(&arch, None) {
+        Err(error) if are_prebuilt(&arch) => {
+            report.no_meaning(format!("the kernels for {arch} are in this binary, and {error}"));
+            return Ok(());
+        }
+        compiler => compiler?,
+    };
     let (mut compiled, mut told) = (0usize, 0usize);
     let (mut spills, mut over) = (0u32, 0u32);
     for file in files().iter().chain(probes::FILES) {
