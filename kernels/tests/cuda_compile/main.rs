@@ -117,25 +117,19 @@ fn blocks(arch: &str, kernel: Kernel, usage: &KernelUsage) -> u32 {
     occupancy::blocks(arch, kernel.threads, usage.registers, usage.shared_bytes + dynamic_bytes(kernel.name))
 }
 
-/// Products on tensor cores, by the end of their names: 128-bit loads of weights that a thread has under way before the loop over the inputs
-/// multiplies, of how many in a round of it, and blocks that an SM has room for.
-const PRODUCTS: [(&[&str], usize, usize, u32); 3] = [
-    (
-        &[
-            "matmul_8_bf16",
-            "matmul_8_activate",
-            "matmul_8_norm",
-            "matmul_8_heads",
-            "experts_8",
-            "experts_activate_8",
-        ],
-        7,
-        8,
-        3,
-    ),
-    (&["matmul_16_bf16", "matmul_16_activate", "matmul_16_norm", "matmul_16_heads"], 3, 4, 3),
-    (&["experts_32", "experts_activate_32"], 4, 4, 3),
+/// Products on tensor cores by their names: 128-bit loads of weights that a thread has under way when the loop over the inputs begins to multiply,
+/// at least, and of how many in a round.
+const PRODUCTS: [(&[&str], usize, usize); 6] = [
+    (&["matmul_8_bf16", "matmul_8_activate", "matmul_8_norm", "matmul_8_heads"], 7, 8),
+    (&["experts_8", "experts_activate_8"], 8, 8),
+    (&["matmul_16_bf16", "matmul_16_activate"], 4, 4),
+    (&["matmul_16_norm"], 3, 4),
+    // On 12.0 ptxas begins to multiply early, for want of registers.
+    (&["matmul_16_heads"], 2, 4),
+    (&["experts_32", "experts_activate_32"], 4, 4),
 ];
+/// Of each of them on an SM.
+const LEAST_BLOCKS: u32 = 3;
 
 #[test]
 fn kernels_are_the_instructions_that_they_were_written_for() {
@@ -168,9 +162,7 @@ fn kernels_are_the_instructions_that_they_were_written_for() {
             if spins > 0 {
                 fault(format!("{spins} atomic additions in shared memory that spin"));
             }
-            if let Some((_, ahead, of, least_blocks)) =
-                PRODUCTS.iter().find(|(names, ..)| names.contains(&&*sass.kernel))
-            {
+            if let Some((_, ahead, of)) = PRODUCTS.iter().find(|(names, ..)| names.contains(&&*sass.kernel)) {
                 products += 1;
                 for fault_of in product_faults(sass, *ahead, *of) {
                     fault(fault_of);
@@ -179,7 +171,7 @@ fn kernels_are_the_instructions_that_they_were_written_for() {
                 let usage = usages.iter().find(|usage| usage.kernel == sass.kernel).expect("ptxas told");
                 let kernel =
                     file.kernels().find(|kernel| kernel.name == sass.kernel).expect("it is of the file");
-                if blocks(arch, kernel, usage) < *least_blocks {
+                if blocks(arch, kernel, usage) < LEAST_BLOCKS {
                     fault(format!("{} blocks on an SM", blocks(arch, kernel, usage)));
                 }
                 writeln!(table, "{}", product_line(sass, arch)).expect("memory");
