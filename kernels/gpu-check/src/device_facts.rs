@@ -3,7 +3,9 @@
 
 use super::probes::{self, IllegalWriteArgs};
 use super::{CheckResult, Report, Setting};
-use faser_kernels::cuda::{Compiler, CudaError, CudaLane, File, Gpu, Share, files, are_prebuilt, libraries, probe_one};
+use faser_kernels::cuda::{
+    Compiler, CudaError, CudaLane, File, Gpu, Share, are_prebuilt, files, libraries, probe_one,
+};
 
 /// Name, SMs, memory, versions; how long opening takes, and where the kernels come from. None is taken that an earlier start compiled.
 ///
