@@ -1,7 +1,7 @@
 //! Which cubins a GPU gets: those in this binary, where it was built with some (`FASER_CUBINS`, see kernels/build.rs), or what NVRTC compiles now.
 
 use super::compile::{Compiler, Cubin, NvrtcError, name_of};
-use super::libraries::cuda_of_driver;
+use super::libraries::{LibraryError, LoadedLibrary, cuda_of_driver, libraries_for};
 use super::sources::{File, files};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -47,6 +47,15 @@ fn cuda() -> i32 {
 pub fn are_prebuilt(arch: &str) -> bool {
     let cuda = cuda();
     files().iter().all(|file| PREBUILT.find(file, arch, cuda).is_some())
+}
+
+/// The driver and the libraries that passes on a GPU of that architecture need, as they were found: NVRTC only where kernels are not
+/// prebuilt.
+///
+/// # Errors
+/// The first library that is not there, or does not fit.
+pub fn libraries(arch: &str) -> Result<Vec<LoadedLibrary>, LibraryError> {
+    libraries_for(!are_prebuilt(arch))
 }
 
 /// Where the cubins of a GPU come from; and then, as text, where they came from.

@@ -351,12 +351,9 @@ pub(super) fn cuda_of_driver() -> Option<i32> {
     catch_unwind(AssertUnwindSafe(ask)).ok().flatten()
 }
 
-/// The driver and the libraries that passes on a GPU of that architecture need, as they were found: NVRTC only where kernels are not
-/// [prebuilt](super::are_prebuilt).
-///
-/// # Errors
-/// The first library that is not there, or does not fit.
-pub fn libraries(arch: &str) -> Result<Vec<LoadedLibrary>, LibraryError> {
+/// The driver and the libraries that passes need, as they were found, with NVRTC or without it. Fails with the first that is not there, or
+/// does not fit.
+pub(super) fn libraries_for(nvrtc: bool) -> Result<Vec<LoadedLibrary>, LibraryError> {
     let mut all = Vec::new();
     if let Some(version) = cuda_of_driver() {
         // SAFETY: the library is there, and has what was called just now.
@@ -369,7 +366,7 @@ pub fn libraries(arch: &str) -> Result<Vec<LoadedLibrary>, LibraryError> {
             file: file.unwrap_or_else(|| "a place unknown".to_owned()),
         });
     }
-    if !super::are_prebuilt(arch) {
+    if nvrtc {
         all.push(found_nvrtc()?.library.clone());
     }
     all.push(found_lt()?.library.clone());

@@ -2,8 +2,8 @@
 
 use super::error::{CudaError, Named};
 use super::probe::{GpuInfo, probe_one};
-use crate::cuda::cubins::Cubins;
-use crate::cuda::{File, files, libraries};
+use crate::cuda::cubins::{Cubins, libraries};
+use crate::cuda::{File, files};
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
 use std::ffi::CString;

@@ -1,7 +1,7 @@
 //! Compiles every kernel for every architecture that is served, into a folder that `FASER_CUBINS` then names for the build of a
 //! binary that needs no NVRTC (kernels/build.rs). Needs NVRTC, no GPU.
 //!
-//! `cargo run -p faser-kernels --example cubins -- FOLDER`
+//! `cargo run -p faser-kernels --example prebuild_cubins -- FOLDER`
 
 use faser_kernels::cuda::{ARCHS, Compiler, File, files, prebuilt_name};
 use std::error::Error;
@@ -14,7 +14,7 @@ use std::{fs, io, thread};
 const CHECKS: &[File] = &[File::new("check", include_str!("../gpu-check/cuda/check.cu"))];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let folder = std::env::args_os().nth(1).ok_or("which folder? `cubins FOLDER`")?;
+    let folder = std::env::args_os().nth(1).ok_or("which folder? `prebuild_cubins FOLDER`")?;
     let folder = Path::new(&folder);
     fs::create_dir_all(folder)?;
     // Of other sources.
