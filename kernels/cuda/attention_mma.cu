@@ -229,7 +229,7 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
 };
 
 KERNEL(128, 128) attention_mma_32_16(AttentionArgs a) { Attention<32, 16>::run(a); }
-KERNEL(128, 128) attention_mma_32_32(AttentionArgs a) { Attention<32, 32>::run(a); }
+KERNEL(128, 128, 5) attention_mma_32_32(AttentionArgs a) { Attention<32, 32>::run(a); }
 KERNEL(128, 128) attention_mma_32_64(AttentionArgs a) { Attention<32, 64>::run(a); }
 KERNEL(128, 168) attention_mma_64_16(AttentionArgs a) { Attention<64, 16>::run(a); }
 KERNEL(128, 168) attention_mma_64_32(AttentionArgs a) { Attention<64, 32>::run(a); }

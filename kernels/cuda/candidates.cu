@@ -16,7 +16,7 @@ struct CandidatesArgs {
 
 static constexpr u32 CANDIDATES = 8;
 
-KERNEL(512, 64) candidates(CandidatesArgs a) {
+KERNEL(512, 64, 2) candidates(CandidatesArgs a) {
     __shared__ u64 shared[32];
     const u32 count = *a.count;
     for (u32 i = blockIdx.x; i < count; i += gridDim.x) {

@@ -14,7 +14,7 @@ struct CompactPassArgs {
 
 static constexpr u32 THREADS = 1024;
 
-KERNEL(1024, 48) compact_pass(CompactPassArgs a) {
+KERNEL(1024, 56) compact_pass(CompactPassArgs a) {
     __shared__ u32 shared[32];
     __shared__ u32 moves;
     const u32 rows = a.counts[0];

@@ -68,7 +68,7 @@ DEVICE void record(const DraftStepArgs &a, u32 i) {
     a.proposal_counts[c] = state.count;
 }
 
-KERNEL(1024, 40) draft_step(DraftStepArgs a) {
+KERNEL(1024, 48) draft_step(DraftStepArgs a) {
     __shared__ u32 shared[32];
     const u32 drawn = *a.sample_count;
     for (u32 i = threadIdx.x; i < drawn; i += THREADS) record(a, i);

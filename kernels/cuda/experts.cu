@@ -48,10 +48,10 @@ template <u32 TILES, bool GATED> DEVICE void experts_tiles(const ExpertsArgs &a)
         }
     }
 }
-KERNEL(256, 112, 1) experts_8(ExpertsArgs a) { experts_tiles<1, false>(a); }
-KERNEL(256, 96, 1) experts_32(ExpertsArgs a) { experts_tiles<4, false>(a); }
-KERNEL(256, 112, 1) experts_activate_8(ExpertsArgs a) { experts_tiles<1, true>(a); }
-KERNEL(256, 96, 1) experts_activate_32(ExpertsArgs a) { experts_tiles<4, true>(a); }
+KERNEL(256, 80, 3) experts_8(ExpertsArgs a) { experts_tiles<1, false>(a); }
+KERNEL(256, 80, 3) experts_32(ExpertsArgs a) { experts_tiles<4, false>(a); }
+KERNEL(256, 80, 3) experts_activate_8(ExpertsArgs a) { experts_tiles<1, true>(a); }
+KERNEL(256, 80, 3) experts_activate_32(ExpertsArgs a) { experts_tiles<4, true>(a); }
 
 // f32, and widths for which there are no tiles: a warp for an output of a group.
 template <typename T, bool GATED> DEVICE void experts_plain(const ExpertsArgs &a) {

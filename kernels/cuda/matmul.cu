@@ -39,8 +39,8 @@ template <u32 TILES, bool GATED, typename Write, typename After> DEVICE void mat
 template <u32 TILES> DEVICE void matmul_alone(const MatmulArgs &a) {
     matmul_bf16<TILES, false>(a, [&](u32 r, u32 at, float sum, float) { finish(a, r, at, sum); }, [](u32) {});
 }
-KERNEL(256, 64) matmul_8_bf16(MatmulArgs a) { matmul_alone<1>(a); }
-KERNEL(256, 80, 1) matmul_16_bf16(MatmulArgs a) { matmul_alone<2>(a); }
+KERNEL(256, 80, 3) matmul_8_bf16(MatmulArgs a) { matmul_alone<1>(a); }
+KERNEL(256, 80, 3) matmul_16_bf16(MatmulArgs a) { matmul_alone<2>(a); }
 
 // Gate and up to what the activation makes of them: `out` is bf16, [rows][half of the outputs].
 struct MatmulActivateArgs { MatmulArgs product; u32 activation; };
@@ -53,8 +53,8 @@ template <u32 TILES> DEVICE void matmul_activate(const MatmulActivateArgs &given
     };
     matmul_bf16<TILES, true>(a, write, [](u32) {});
 }
-KERNEL(256, 64) matmul_8_activate(MatmulActivateArgs a) { matmul_activate<1>(a); }
-KERNEL(256, 80) matmul_16_activate(MatmulActivateArgs a) { matmul_activate<2>(a); }
+KERNEL(256, 80, 3) matmul_8_activate(MatmulActivateArgs a) { matmul_activate<1>(a); }
+KERNEL(256, 80, 3) matmul_16_activate(MatmulActivateArgs a) { matmul_activate<2>(a); }
 
 // A product whose rows are normalised when all of them is there; one ticket.
 struct MatmulNormArgs { MatmulArgs product; RmsNormArgs norm; u32 *tickets; };
@@ -68,8 +68,8 @@ template <u32 TILES> DEVICE void matmul_norm(const MatmulNormArgs &given) {
     };
     matmul_bf16<TILES, false>(a, [&](u32 r, u32 at, float sum, float) { finish(a, r, at, sum); }, after);
 }
-KERNEL(256, 104, 1) matmul_8_norm(MatmulNormArgs a) { matmul_norm<1>(a); }
-KERNEL(256, 104, 1) matmul_16_norm(MatmulNormArgs a) { matmul_norm<2>(a); }
+KERNEL(256, 80, 3) matmul_8_norm(MatmulNormArgs a) { matmul_norm<1>(a); }
+KERNEL(256, 80, 3) matmul_16_norm(MatmulNormArgs a) { matmul_norm<2>(a); }
 
 // Queries, keys and values, each head finished when all of it is there; a ticket for each head, whose outputs are whole tiles.
 struct MatmulHeadsArgs { MatmulArgs product; QkvArgs heads; u32 *tickets; };
@@ -83,8 +83,8 @@ template <u32 TILES> DEVICE void matmul_heads(const MatmulHeadsArgs &given) {
     };
     matmul_bf16<TILES, false>(a, [&](u32 r, u32 at, float sum, float) { finish(a, r, at, sum); }, after);
 }
-KERNEL(256, 104, 1) matmul_8_heads(MatmulHeadsArgs a) { matmul_heads<1>(a); }
-KERNEL(256, 104, 1) matmul_16_heads(MatmulHeadsArgs a) { matmul_heads<2>(a); }
+KERNEL(256, 80, 3) matmul_8_heads(MatmulHeadsArgs a) { matmul_heads<1>(a); }
+KERNEL(256, 80, 3) matmul_16_heads(MatmulHeadsArgs a) { matmul_heads<2>(a); }
 
 // f32, for tests: a warp for an output of a row.
 KERNEL(256, 48) matmul_f32(MatmulArgs a) {

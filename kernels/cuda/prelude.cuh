@@ -6,7 +6,7 @@
 //
 // Compiled by NVRTC for a device, and by a C++ compiler with FASER_HOST for tests: there each thread is a fiber (cuda_host.h of
 // the tests). PTX stands in this file alone, in small functions, each with a twin for the host.
-// Threads of a block; more registers of a thread than this are a mistake, for fewer warps would hide the memory's latency (kernels/tests/cuda_compile.rs).
+// Threads of a block; more registers of a thread than this are a mistake, for fewer warps would hide the memory's latency (kernels/tests/cuda_compile).
 // A third number is the blocks that an SM is to have at least: one lets ptxas take the registers that it needs, where it would spill a few bytes to have more blocks.
 #define KERNEL(threads, registers, ...) extern "C" __global__ void __launch_bounds__(threads, ##__VA_ARGS__)
 #define DEVICE static __device__ __forceinline__
@@ -240,6 +240,36 @@ DEVICE uint4 load_or_zero(const bf16 *at, bool wanted) {
     return wanted ? *(const uint4 *)at : zero;
 }
 
+// So many steps of a tile's sums. All of their loads are under way before the first product waits for one: memory answers after some hundred cycles, whatever is asked.
+template <u32 TILES, u32 DEPTH, typename Load>
+DEVICE void sum_steps(float (&c)[TILES][4], const bf16 *upper, const bf16 *lower, u32 step, u32 rows, const Load &load) {
+    constexpr bool AHEAD = TILES <= 2; // more rows have no registers for it
+    uint4 w0[DEPTH], w1[DEPTH], x[DEPTH][AHEAD ? TILES : 1];
+#pragma unroll
+    for (u32 d = 0; d < DEPTH; d++) {
+        w0[d] = load_once(upper + (step + d) * STEP);
+        w1[d] = load_once(lower + (step + d) * STEP);
+    }
+    if (AHEAD) {
+#pragma unroll
+        for (u32 d = 0; d < DEPTH; d++) {
+#pragma unroll
+            for (u32 n = 0; n < TILES; n++) x[d][n] = load(n, step + d);
+        }
+    }
+#pragma unroll
+    for (u32 d = 0; d < DEPTH; d++) {
+        const u32 near[4] = {w0[d].x, w1[d].x, w0[d].y, w1[d].y}, far[4] = {w0[d].z, w1[d].z, w0[d].w, w1[d].w};
+#pragma unroll
+        for (u32 n = 0; n < TILES; n++) {
+            if (!AHEAD && n * 8 >= rows) break; // nobody's
+            const uint4 b = AHEAD ? x[d][n] : load(n, step + d);
+            multiply_add(c[n], near, b.x, b.y);
+            multiply_add(c[n], far, b.z, b.w);
+        }
+    }
+}
+
 // The sums of a tile for up to TILES times eight rows, for all threads of a block. `load(n, step)` is what a thread has of that step of row 8 n + g, g a quarter of its lane: the eight inputs
 // from 8 (lane % 4) on. `write` gets each sum: row, output, sum. The second eight outputs of a GATED tile are those `all` behind the first eight: it gets the sum of the
 // opposite one too. Which rows there are changes no sum.
@@ -252,20 +282,14 @@ DEVICE void sum_tile(float (&parts)[WARPS][TILES][4][WARP], const bf16 *w, u32 i
     const u32 behind = GATED ? all : 8, output = tile * OWN + g;
     const bool upper = output < all, lower = GATED ? upper : output + 8 < all;
     w += (size_t)(upper ? output : 0) * inputs + t * 8;
+    const bf16 *below = w + (lower ? (size_t)behind * inputs : 0);
     float c[TILES][4] = {};
-#pragma unroll (TILES < 4 ? 4 / TILES : 2)
-    for (u32 step = first; step < last; step++) {
-        const uint4 w0 = load_once(w + step * STEP);
-        const uint4 w1 = load_once(w + (lower ? (size_t)behind * inputs : 0) + step * STEP);
-        const u32 near[4] = {w0.x, w1.x, w0.y, w1.y}, far[4] = {w0.z, w1.z, w0.w, w1.w};
-#pragma unroll
-        for (u32 n = 0; n < TILES; n++) {
-            if (TILES > 2 && n * 8 >= rows) break; // nobody's
-            const uint4 b = load(n, step);
-            multiply_add(c[n], near, b.x, b.y);
-            multiply_add(c[n], far, b.z, b.w);
-        }
-    }
+    constexpr u32 DEPTH = TILES == 1 ? 4 : 2;
+    u32 step = first;
+#pragma unroll 1
+    for (; step + DEPTH <= last; step += DEPTH) sum_steps<TILES, DEPTH>(c, w, below, step, rows, load);
+#pragma unroll 1
+    for (; step < last; step++) sum_steps<TILES, 1>(c, w, below, step, rows, load);
     for (u32 n = 0; n < TILES; n++) {
         for (u32 i = 0; i < 4; i++) parts[warp()][n][i][lane()] = c[n][i];
     }

@@ -5,7 +5,7 @@ mod cuda_fake;
 use cuda_fake::inside;
 use faser_kernels::cuda::{
     Arena, CompactRowsArgs, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Event, Flags, Gpu,
-    Product, Ptr, Share, Upload, libraries, nccl_library, probe,
+    Product, Ptr, Share, Upload, are_prebuilt, libraries, nccl_library, probe,
 };
 use std::sync::Arc;
 
@@ -36,6 +36,21 @@ fn a_gpu_is_found_and_described() {
 }
 
 #[test]
+fn where_kernels_come_from_is_said() {
+    inside("where_kernels_come_from_is_said", &[], || {
+        let started = std::time::Instant::now();
+        let gpu = open();
+        println!("opened in {:.1} ms: {}", started.elapsed().as_secs_f64() * 1e3, gpu.kernels_from());
+        let files = faser_kernels::cuda::files().len();
+        let from = if are_prebuilt("sm_90") { "prebuilt" } else { "compiled" };
+        let wanted = format!("kernels for sm_90: {files} files {from} by NVRTC 1");
+        assert!(gpu.kernels_from().starts_with(&wanted), "{}", gpu.kernels_from());
+        // None is made for what is no architecture.
+        assert!(!are_prebuilt("sm_1"));
+    });
+}
+
+#[test]
 fn an_old_driver_is_refused_with_its_version() {
     inside("an_old_driver_is_refused_with_its_version", &[("FASER_FAKE_VERSION", "12020")], || {
         let refusal = probe().unwrap_err().to_string();
@@ -48,7 +63,7 @@ fn a_driver_of_cuda_12_takes_libraries_of_cuda_12_alone() {
     let name = "a_driver_of_cuda_12_takes_libraries_of_cuda_12_alone";
     inside(name, &[("FASER_FAKE_VERSION", "12040"), ("FASER_FAKE_LIBRARIES", "12")], || {
         let gpu = open();
-        let found: Vec<_> = libraries()
+        let found: Vec<_> = libraries("sm_90")
             .unwrap()
             .iter()
             .map(|found| (found.name, found.version.clone(), found.asked))
@@ -77,7 +92,7 @@ fn libraries_of_a_newer_cuda_than_the_drivers_are_refused() {
 #[test]
 fn libraries_are_found_by_the_names_that_wheels_have() {
     inside("libraries_are_found_by_the_names_that_wheels_have", &[], || {
-        let found = libraries().unwrap();
+        let found = libraries("sm_90").unwrap();
         assert_eq!(
             found.iter().map(|found| found.asked).collect::<Vec<_>>(),
             ["libcuda.so.1", "libnvrtc.so.13", "libcublasLt.so.13"]

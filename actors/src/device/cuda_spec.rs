@@ -163,13 +163,17 @@ impl fmt::Debug for CudaDevice {
 
 impl CudaSource {
     fn open(&self) -> Result<Arc<Gpu>, CudaError> {
-        match Gpu::open(self.info.ordinal, self.kernel_cache.as_deref()) {
+        let opened = match Gpu::open(self.info.ordinal, self.kernel_cache.as_deref()) {
             Err(CudaError::Compile(why @ NvrtcError::Cache { .. })) => {
                 tracing::warn!(%why, "compiled kernels cannot be cached: every start compiles them");
                 Gpu::open(self.info.ordinal, None)
             }
             opened => opened,
+        };
+        if let Ok(gpu) = &opened {
+            tracing::info!("GPU {}: {}", self.info.ordinal, gpu.kernels_from());
         }
+        opened
     }
 
     /// Brings it the weights.

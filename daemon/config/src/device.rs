@@ -90,7 +90,7 @@ impl fmt::Display for Machine {
 pub fn choose(config: &Config) -> Result<Chosen, ConfigError> {
     choose_with(config, |ordinal| {
         let gpu = probe_one(ordinal)?;
-        libraries()?;
+        libraries(&gpu.arch())?;
         if config.device.tensor_parallel > 1 {
             nccl_version()?;
         }

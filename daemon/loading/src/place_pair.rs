@@ -319,7 +319,7 @@ fn on_gpus(
         .then(nccl_library)
         .transpose()
         .map_err(|error| refused(CudaError::from(error).into()))?;
-    for library in libraries().into_iter().flatten().chain(nccl) {
+    for library in libraries(&first.arch()).into_iter().flatten().chain(nccl) {
         tracing::info!("loaded {library}");
     }
     let mut draft_sms = placement.draft_sms;

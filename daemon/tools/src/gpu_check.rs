@@ -24,7 +24,7 @@ use crate::target_args::TargetArgs;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Each check is a process of its own: one that fails, hangs or loses the GPU is a line of the table, and the others go on.
-Needs NVIDIA's driver, NVRTC and cublasLt, as serving does. The table goes to standard output; the status is 1 if a check failed.
+Needs NVIDIA's driver, cublasLt, and NVRTC where kernels are not in the binary, as serving does. The table goes to standard output; the status is 1 if a check failed.
 
 Examples:
   faser gpu-check --json gpu.json

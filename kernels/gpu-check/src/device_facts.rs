@@ -3,15 +3,17 @@
 
 use super::probes::{self, IllegalWriteArgs};
 use super::{CheckResult, Report, Setting};
-use faser_kernels::cuda::{Compiler, CudaError, CudaLane, File, Gpu, Share, files, libraries, probe_one};
+use faser_kernels::cuda::{
+    Compiler, CudaError, CudaLane, File, Gpu, Share, are_prebuilt, files, libraries, probe_one,
+};
 
-/// Name, SMs, memory, versions; and how long opening takes, with all kernels compiled anew.
+/// Name, SMs, memory, versions; how long opening takes, and where the kernels come from. None is taken that an earlier start compiled.
 ///
 /// # Errors
 /// There is no such GPU, or a library is missing.
 pub fn device(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let info = probe_one(setting.ordinal)?;
-    for library in libraries()? {
+    for library in libraries(&info.arch())? {
         report.says(library.to_string());
     }
     let (major, minor) = info.capability;
@@ -21,7 +23,8 @@ pub fn device(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     report.number("shared memory of a block", f64::from(info.block_shared_bytes), "B");
     let started = std::time::Instant::now();
     let gpu = Gpu::open(setting.ordinal, None)?;
-    report.timed("opened, all kernels compiled", started.elapsed().as_secs_f64(), "s", None);
+    report.timed("opened, all kernels loaded", started.elapsed().as_secs_f64(), "s", None);
+    report.says(gpu.kernels_from());
     let (free, total) = gpu.memory()?;
     report.number("memory", total as f64 / 1e9, "GB");
     report.number("memory that is free", free as f64 / 1e9, "GB");
@@ -35,7 +38,13 @@ pub fn device(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
 /// There is no GPU or no NVRTC, or a file does not compile.
 pub fn compile(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let arch = probe_one(setting.ordinal)?.arch();
-    let compiler = Compiler::new(&arch, None)?;
+    let compiler = match Compiler::new(&arch, None) {
+        Err(error) if are_prebuilt(&arch) => {
+            report.no_meaning(format!("the kernels for {arch} are in this binary, and {error}"));
+            return Ok(());
+        }
+        compiler => compiler?,
+    };
     let (mut compiled, mut told) = (0usize, 0usize);
     let (mut spills, mut over) = (0u32, 0u32);
     for file in files().iter().chain(probes::FILES) {

@@ -140,7 +140,8 @@ impl AttentionArgs {
     }
 
     /// Dynamic shared memory of a block with so many stages, in bytes.
-    fn shared_bytes(element: Element, head_dim: u32, stages: u32) -> u32 {
+    #[must_use]
+    pub fn shared_bytes(element: Element, head_dim: u32, stages: u32) -> u32 {
         if !Self::on_tensor_cores(element, head_dim) {
             return 0;
         }

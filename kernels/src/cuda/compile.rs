@@ -81,26 +81,21 @@ impl Compiler {
         Ok(Compiler { nvrtc, arch: arch.into(), version, cache: cache.map(Path::to_path_buf) })
     }
 
+    /// Major and minor of NVRTC.
+    #[must_use]
+    pub fn version(&self) -> (i32, i32) {
+        self.version
+    }
+
     /// The file compiled, or as it was kept.
     ///
     /// # Errors
     /// If it does not compile, or cannot be cached.
     pub fn compile(&self, file: &File) -> Result<Cubin, NvrtcError> {
         let source = file.source();
-        let options = [
-            format!("--gpu-architecture={}", self.arch),
-            "--std=c++17".into(),
-            // A file uses a part of the prelude.
-            "--diag-suppress=177".into(),
-            "--ptxas-options=-v".into(),
-        ];
+        let options = options(&self.arch);
         let Some(folder) = &self.cache else { return self.build(file, &source, &options) };
-        let key = [1u8, 2].map(|salt| {
-            let mut hasher = DefaultHasher::new();
-            (salt, &source, &options, self.version).hash(&mut hasher);
-            hasher.finish()
-        });
-        let path = folder.join(format!("{}-{}-{:016x}{:016x}.cubin", file.name, self.arch, key[0], key[1]));
+        let path = folder.join(format!("{}.cubin", name_of(file, &self.arch, self.version)));
         let log = path.with_extension("log");
         if let (Ok(bytes), Ok(log)) = (std::fs::read(&path), std::fs::read_to_string(&log)) {
             return Ok(Cubin { bytes, log });
@@ -136,6 +131,27 @@ impl Compiler {
             Err(source) => Err(NvrtcError::Call { call: "nvrtcCompileProgram", source }),
         }
     }
+}
+
+fn options(arch: &str) -> [String; 4] {
+    [
+        format!("--gpu-architecture={arch}"),
+        "--std=c++17".into(),
+        // A file uses a part of the prelude.
+        "--diag-suppress=177".into(),
+        "--ptxas-options=-v".into(),
+    ]
+}
+
+/// A name for the cubin of a file, by all that went in: no other has it.
+pub(super) fn name_of(file: &File, arch: &str, compiler: impl Hash) -> String {
+    let went_in = (file.source(), options(arch), compiler);
+    let key = [1u8, 2].map(|salt| {
+        let mut hasher = DefaultHasher::new();
+        (salt, &went_in).hash(&mut hasher);
+        hasher.finish()
+    });
+    format!("{}-{arch}-{:016x}{:016x}", file.name, key[0], key[1])
 }
 
 /// Written beside, then renamed: who reads meanwhile sees all of it or nothing.

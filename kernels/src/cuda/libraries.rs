@@ -351,11 +351,9 @@ pub(super) fn cuda_of_driver() -> Option<i32> {
     catch_unwind(AssertUnwindSafe(ask)).ok().flatten()
 }
 
-/// The driver and the libraries that passes need, as they were found.
-///
-/// # Errors
-/// The first library that is not there, or does not fit.
-pub fn libraries() -> Result<Vec<LoadedLibrary>, LibraryError> {
+/// The driver and the libraries that passes need, as they were found, with NVRTC or without it. Fails with the first that is not there, or
+/// does not fit.
+pub(super) fn libraries_for(nvrtc: bool) -> Result<Vec<LoadedLibrary>, LibraryError> {
     let mut all = Vec::new();
     if let Some(version) = cuda_of_driver() {
         // SAFETY: the library is there, and has what was called just now.
@@ -368,7 +366,9 @@ pub fn libraries() -> Result<Vec<LoadedLibrary>, LibraryError> {
             file: file.unwrap_or_else(|| "a place unknown".to_owned()),
         });
     }
-    all.push(found_nvrtc()?.library.clone());
+    if nvrtc {
+        all.push(found_nvrtc()?.library.clone());
+    }
     all.push(found_lt()?.library.clone());
     Ok(all)
 }

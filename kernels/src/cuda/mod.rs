@@ -7,6 +7,7 @@
 
 mod attention_launches;
 mod compile;
+mod cubins;
 mod device;
 mod expert_launches;
 mod launch;
@@ -19,6 +20,7 @@ mod speculation_launches;
 
 pub use attention_launches::*;
 pub use compile::{Compiler, Cubin, KernelUsage, NvrtcError, usages};
+pub use cubins::{ARCHS, are_prebuilt, libraries, prebuilt_name};
 pub use device::{
     Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, NcclId, NcclRankSlot, Place,
     Plain, Product, Share, SharePair, Upload, nccl_group, nccl_group_of, nccl_version, prepare_environment,
@@ -26,7 +28,7 @@ pub use device::{
 };
 pub use expert_launches::*;
 pub use launch::*;
-pub use libraries::{LibraryError, LoadedLibrary, libraries, nccl_library};
+pub use libraries::{LibraryError, LoadedLibrary, nccl_library};
 pub use matmul_launches::*;
 pub use row_launches::*;
 pub use sampling_launches::*;

@@ -183,6 +183,26 @@ inline void needs(size_t version, const char *call) {
 #define UNCAPTURED if (fake::breaks()) return fake::CAPTURE_UNSUPPORTED
 #define BOUND LOCKED; if (!fake::bound) return fake::INVALID_CONTEXT; if (fake::here().lost) return fake::here().lost
 
+namespace fake {
+// A module is its compiler's text (nvrtc.cpp), or a real cubin: an ELF file of 64 bits, which ends with its sections or with their table.
+size_t image_bytes(const char *image) {
+    if (memcmp(image, "\x7f" "ELF", 4)) return strlen(image);
+    const auto read = [](const char *from, size_t bytes) {
+        size_t value = 0;
+        memcpy(&value, from, bytes);
+        return value;
+    };
+    const size_t table = read(image + 0x28, 8), each = read(image + 0x3a, 2), count = read(image + 0x3c, 2);
+    size_t end = table + each * count;
+    for (size_t i = 0; i < count; i++) {
+        const char *section = image + table + i * each;
+        const bool empty = read(section + 4, 4) == 8; // NOBITS
+        end = std::max(end, empty ? 0 : read(section + 0x18, 8) + read(section + 0x20, 8));
+    }
+    return end;
+}
+} // namespace fake
+
 extern "C" {
 int cuDriverGetVersion(int *version) { *version = fake::number("FASER_FAKE_VERSION", 13000); return 0; }
 int cuInit(unsigned) {
@@ -501,12 +521,17 @@ int cuGraphLaunch(void *instance, void *stream) {
 }
 
 // ---- kernels
-int cuModuleLoadData(void **module, const void *image) { BOUND; UNCAPTURED; *module = strdup((const char *)image); return 0; }
-int cuModuleUnload(void *module) { LOCKED; free(module); return 0; }
+int cuModuleLoadData(void **module, const void *image) {
+    BOUND;
+    UNCAPTURED;
+    *module = new std::string((const char *)image, fake::image_bytes((const char *)image));
+    return 0;
+}
+int cuModuleUnload(void *module) { LOCKED; delete (std::string *)module; return 0; }
 int cuModuleGetFunction(void **function, void *module, const char *name) {
     BOUND;
     const size_t args = faser_args_size(name);
-    if (!args || !strstr((const char *)module, name)) return fake::NOT_FOUND;
+    if (!args || ((std::string *)module)->find(name) == std::string::npos) return fake::NOT_FOUND;
     *function = new fake::Function{name, args, 48u << 10, false}; // lives with the process, as a module's would with the module
     return 0;
 }

@@ -2,7 +2,8 @@
 
 use super::error::{CudaError, Named};
 use super::probe::{GpuInfo, probe_one};
-use crate::cuda::{Compiler, File, files, libraries};
+use crate::cuda::cubins::{Cubins, libraries};
+use crate::cuda::{File, files};
 use cudarc::driver::{result, sys};
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -15,6 +16,7 @@ pub struct Gpu {
     pub(super) device: sys::CUdevice,
     context: sys::CUcontext,
     loaded: Loaded,
+    kernels_from: String,
     /// Kernels that are not in the table, once they were asked for.
     others: OnceLock<Loaded>,
 }
@@ -33,22 +35,24 @@ unsafe impl Send for Gpu {}
 unsafe impl Sync for Gpu {}
 
 impl Gpu {
-    /// Opens the GPU of that number: compiles the kernels, or takes them from the folder `cache`, and loads them. The calling thread
-    /// is bound to it.
+    /// Opens the GPU of that number and loads the kernels: those in this binary, or else compiled, or taken from the folder `cache`. The
+    /// calling thread is bound to it.
     ///
     /// # Errors
     /// There is no such GPU, a library is missing, or the kernels do not compile or load.
     pub fn open(ordinal: usize, cache: Option<&Path>) -> Result<Arc<Gpu>, CudaError> {
         let info = probe_one(ordinal)?;
-        libraries()?;
-        let compiler = Compiler::new(&info.arch(), cache)?;
+        libraries(&info.arch())?;
+        let mut cubins = Cubins::new(&info.arch(), cache);
         let device = result::device::get(info.ordinal as i32).named("cuDeviceGet")?;
         // SAFETY: the device is there; what is retained is released when this is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.named("cuDevicePrimaryCtxRetain")?;
-        let mut gpu = Gpu { info, device, context, loaded: Loaded::default(), others: OnceLock::new() };
+        let (loaded, others) = (Loaded::default(), OnceLock::new());
+        let mut gpu = Gpu { info, device, context, loaded, kernels_from: String::new(), others };
         gpu.bind()?;
         let mut loaded = Loaded::default();
-        let all = gpu.load(&compiler, files(), &mut loaded);
+        let all = gpu.load(&mut cubins, files(), &mut loaded);
+        gpu.kernels_from = cubins.to_string();
         // What is loaded is unloaded with the GPU, also if not all of it could be.
         gpu.loaded = loaded;
         all?;
@@ -64,20 +68,20 @@ impl Gpu {
         if self.others.get().is_some() {
             return Ok(());
         }
-        let compiler = Compiler::new(&self.info.arch(), None)?;
+        let mut cubins = Cubins::new(&self.info.arch(), None);
         let mut loaded = Loaded::default();
-        let all = self.load(&compiler, files, &mut loaded);
+        let all = self.load(&mut cubins, files, &mut loaded);
         if let Err(twice) = self.others.set(loaded) {
             twice.unload();
         }
         all
     }
 
-    fn load(&self, compiler: &Compiler, files: &[File], to: &mut Loaded) -> Result<(), CudaError> {
+    fn load(&self, cubins: &mut Cubins, files: &[File], to: &mut Loaded) -> Result<(), CudaError> {
         for file in files {
-            let cubin = compiler.compile(file)?;
+            let cubin = cubins.cubin(file)?;
             // SAFETY: a whole cubin; the driver copies it.
-            let module = unsafe { result::module::load_data(cubin.bytes.as_ptr().cast()) };
+            let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) };
             let module = module.named("cuModuleLoadData")?;
             to.modules.push(module);
             for kernel in file.kernels() {
@@ -101,6 +105,12 @@ impl Gpu {
     #[must_use]
     pub fn info(&self) -> &GpuInfo {
         &self.info
+    }
+
+    /// Where its kernels came from, for people.
+    #[must_use]
+    pub fn kernels_from(&self) -> &str {
+        &self.kernels_from
     }
 
     /// Binds the calling thread to it. Each thread that allocates or launches does so once; the rest of this module does it where it must.
