@@ -42,6 +42,7 @@ macro_rules! each_op {
             embed (Embed) ["embed"] [row_cases::embed_is_the_cpus, row_cases::an_unknown_token_is_nan];
             rms_norm (RmsNorm) ["rms_norm"] [row_cases::rms_norm_is_the_cpus_and_adds_where_asked, row_cases::rows_are_normed_and_copied_into_wider_ones];
             activate (Activate) ["activate"] [row_cases::activations_are_the_cpus];
+            dequantise () ["dequantise"] [];
             soft_cap (SoftCap) ["soft_cap"] [row_cases::soft_cap_is_the_cpus];
             qkv () ["qkv"] [row_cases::qkv_is_bias_norm_rotation_and_store];
             rope (Rope) [] [];

@@ -97,6 +97,8 @@ pub struct CudaPasses {
     pub(super) activated: DeviceBuffer,
     /// Of a model that has experts.
     pub(super) experts: Option<ExpertBuffers>,
+    /// A matrix of 4 bits as bf16, for products of many rows; of a model and a lane that have both.
+    pub(super) widened: Option<DeviceBuffer>,
     pub(super) attention_sums: DeviceBuffer,
     pub(super) attention_stats: DeviceBuffer,
     /// Zeros, by which the last block of a kernel knows that it is.
@@ -170,6 +172,11 @@ impl CudaPasses {
             mlp: activations(rows, own.mlp_width() * f32)?,
             activated: activations(rows, own.activated_width() * held)?,
             experts: ExpertBuffers::new(&gpu, own, rows, model.element)?,
+            widened: model
+                .most_widened()
+                .filter(|_| sizes.widens())
+                .map(|numbers| DeviceBuffer::unfilled(&gpu, numbers * held, "a widened matrix"))
+                .transpose()?,
             attention_sums: activations(split_rows, config.head_dim * f32)?,
             attention_stats: activations(split_rows, 2 * f32)?,
             tickets: activations(sizes.tickets(own), size_of::<u32>())?,
