@@ -235,13 +235,7 @@ impl CudaModel {
 
     /// Numbers of the largest matrix of 4 bits.
     pub(super) fn most_widened(&self) -> Option<usize> {
-        let largest = std::cell::Cell::new(None);
-        let look = |matrix: &CudaMatrix| {
-            largest.set(largest.get().max(matrix.widens_to()));
-            0
-        };
-        self.parts.layers.iter().for_each(|layer| drop(layer.bytes(look, |_| 0)));
-        largest.get()
+        self.parts.layers.iter().flat_map(|layer| layer.matrices()).filter_map(CudaMatrix::widens_to).max()
     }
 
     /// Stages of keys and values that attention has under way on this GPU.

@@ -19,10 +19,10 @@
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
-    Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
+    Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, EmbedArgs, Flags,
     Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, Tile,
 };
-use faser_kernels::{BlockId, Dtype, Rows};
+use faser_kernels::{BlockId, Rows};
 
 use super::CudaModel;
 use super::along::StepsAlong;
@@ -147,7 +147,7 @@ impl CudaPasses {
         let lane = CudaLane::new(shares, drafts)?;
         let gpu = model.gpu.clone();
         let (config, own, shard) = (&model.config, &model.own, model.shard());
-        let dtype = if model.element == Element::F32 { Dtype::F32 } else { Dtype::Bf16 };
+        let dtype = model.element.dtype();
         let (rows, logit_rows, held) = (sizes.rows(), sizes.logit_rows(), model.element.bytes());
         let (hidden, q, kv) = (config.hidden, own.q_width(), own.kv_width());
         let of_head = if config.head.is_some() { sizes.head_input_bytes() } else { 0 };

@@ -108,7 +108,7 @@ fn experts_on_tensor_cores_have_the_cpus_logits() {
             let (expected, source) = (on_cpu(&cpu).unwrap(), WeightSource::Synthetic(spec.clone()));
             let free = gpu.memory().unwrap().0;
             let cuda = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {}).unwrap();
-            let needed = CudaModel::weight_bytes(cuda.config(), Shard::WHOLE, dtype).unwrap();
+            let needed = CudaModel::weight_bytes(cuda.config(), None, Shard::WHOLE, dtype).unwrap();
             let used = (free - gpu.memory().unwrap().0) as u64;
             assert!((needed..needed + 1024).contains(&used), "{used} bytes of {needed} in {dtype}");
             let layers = cuda.config().layers.len();
