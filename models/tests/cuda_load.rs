@@ -95,7 +95,8 @@ fn weights_that_do_not_fit_are_refused_with_numbers_before_any_is_copied() {
         let gpu = Gpu::open(0, None).unwrap();
         let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
         let needed =
-            CudaModel::weight_bytes(&ModelConfig::load(&case).unwrap(), None, Shard::WHOLE, Dtype::F32).unwrap();
+            CudaModel::weight_bytes(&ModelConfig::load(&case).unwrap(), None, Shard::WHOLE, Dtype::F32)
+                .unwrap();
         let load = |source: &_, dtype| CudaModel::load(&gpu, source, Shard::WHOLE, dtype, &mut |_| {});
         let case = WeightSource::folder(&case).unwrap();
         let refusal = load(&case, Dtype::F32).err().unwrap().to_string();

@@ -176,7 +176,9 @@ mod tests {
         let Ok(Chosen::Cpu { why: Some(why) }) = chosen("", false) else { panic!("no CPU") };
         assert!(why.contains("libcuda.so.1 is not found") && why.contains("install"), "{why}");
         assert_eq!(chosen("device: {kind: cpu}", true), Ok(Chosen::Cpu { why: None }));
-        for text in ["model: {dtype: int4}", "model: {dtype: int4, draft_dtype: bf16}", "model: {draft_dtype: int4}"] {
+        for text in
+            ["model: {dtype: int4}", "model: {dtype: int4, draft_dtype: bf16}", "model: {draft_dtype: int4}"]
+        {
             assert_eq!(chosen(text, true), Ok(Chosen::Gpus(vec![gpu(0)])), "{text}");
         }
         for (text, problem) in [

@@ -152,7 +152,8 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
         ("target", Some(&pair.weights.target), pair.weights.dtype),
         ("draft", pair.weights.draft.as_ref(), pair.weights.draft_dtype),
     ] {
-        pair.notes.extend(source.map(|source| quantised(which, source, dtype, on_gpu)).transpose()?.flatten());
+        pair.notes
+            .extend(source.map(|source| quantised(which, source, dtype, on_gpu)).transpose()?.flatten());
     }
     Ok(pair)
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use faser_actors::{
-    CpuSpec, CudaDevice, CudaError, CudaSource, CudaSpec, DeviceSpec, Dtype, GpuInfo, Isa, ModelFacts, NodeFacts,
-    NodeTarget, Nodes, NodesSpec, PassLimits, libraries, nccl_library,
+    CpuSpec, CudaDevice, CudaError, CudaSource, CudaSpec, DeviceSpec, Dtype, GpuInfo, Isa, ModelFacts,
+    NodeFacts, NodeTarget, Nodes, NodesSpec, PassLimits, libraries, nccl_library,
 };
 use faser_config::device::{Chosen, Machine};
 use faser_config::{Config, NodeConfig};

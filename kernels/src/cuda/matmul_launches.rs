@@ -1,8 +1,8 @@
 //! Launches of the products of few rows, and of those that do what follows them too.
 
 use super::launch::{Element, Launch, Ptr, strided};
-use crate::FourBitForm;
 use super::row_launches::{QkvArgs, RmsNormArgs};
+use crate::FourBitForm;
 
 /// `out = x w^T + bias`, added to what `out` holds if asked.
 #[repr(C)]

@@ -26,7 +26,10 @@ impl File {
     /// What is compiled: what stands before, and the text.
     #[must_use]
     pub fn source(&self) -> String {
-        format!("{PRELUDE}#line 1 \"four_bits.cuh\"\n{FOUR_BITS}#line 1 \"tails.cuh\"\n{TAILS}#line 1 \"{}.cu\"\n{}", self.name, self.text)
+        format!(
+            "{PRELUDE}#line 1 \"four_bits.cuh\"\n{FOUR_BITS}#line 1 \"tails.cuh\"\n{TAILS}#line 1 \"{}.cu\"\n{}",
+            self.name, self.text
+        )
     }
 
     /// Its kernels: lines that begin with `KERNEL(threads, registers) name(`, or with blocks of an SM as a third number.

@@ -6,12 +6,13 @@ use std::ops::Range;
 
 use faser_kernels::cuda::{
     ActivateArgs, AttentionArgs, CudaError, DequantiseArgs, DeviceBuffer, Element, GatherRowsArgs,
-    MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs, Product, Ptr, QkvArgs, RmsNormArgs, form_of,
+    MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs, Product, Ptr, QkvArgs, RmsNormArgs,
+    form_of,
 };
 
 use super::cuda_model::{CudaBranch, ptr};
-use super::rows_packer::CudaMatrix;
 use super::pass::Work;
+use super::rows_packer::CudaMatrix;
 use super::staged::RowArrays;
 use super::{CudaModel, CudaPasses};
 use crate::layer::MlpBranch;

@@ -8,10 +8,10 @@ use faser_kernels::cuda::{
 };
 use faser_kernels::{Dtype, RopeTable, Source};
 
-use crate::experts::ExpertsBranch;
-use crate::layer::Branch;
 use super::rows_packer::{CudaMatrix, RowsPacker};
 use crate::checkpoint::has_weights;
+use crate::experts::ExpertsBranch;
+use crate::layer::Branch;
 use crate::load::{Held, HeldRows, Likely, Packing, Shapes, Tensors, counted, load, open_files};
 use crate::model::{HeadParts, Parts, rope_tables};
 use crate::{Experts, Mlp, ModelConfig, ModelError, Progress, Shard, WeightSource};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use faser_kernels::Dtype;
 use faser_kernels::cuda::{BLOCK_SIZE, CudaError, DeviceBuffer, Element};
 
-use super::rows_packer::CudaMatrix;
 use super::along::MarkovBuffers;
+use super::rows_packer::CudaMatrix;
 use super::{CudaModel, CudaSizes};
 use crate::ModelConfig;
 use crate::features::Fusion;

@@ -19,8 +19,8 @@
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
-    Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, EmbedArgs, Flags,
-    Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, Tile,
+    Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, EmbedArgs, Flags, Graph,
+    LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, Tile,
 };
 use faser_kernels::{BlockId, Rows};
 

@@ -75,7 +75,9 @@ impl<F: FnMut(&DeviceBuffer, HeldRows, &[Source<'_>]) -> Result<(), ModelError>>
     }
 }
 
-impl<F: FnMut(&DeviceBuffer, HeldRows, &[Source<'_>]) -> Result<(), ModelError>> Packer for RowsPacker<'_, F> {
+impl<F: FnMut(&DeviceBuffer, HeldRows, &[Source<'_>]) -> Result<(), ModelError>> Packer
+    for RowsPacker<'_, F>
+{
     type Table = DeviceBuffer;
     type Matrix = CudaMatrix;
     type Vector = DeviceBuffer;
@@ -125,4 +127,3 @@ impl<F: FnMut(&DeviceBuffer, HeldRows, &[Source<'_>]) -> Result<(), ModelError>>
         Ok(Arc::new(CudaMatrix { buffer: embedding.part(0, embedding.bytes()), records: None }))
     }
 }
-

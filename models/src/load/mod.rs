@@ -113,13 +113,20 @@ impl Packing {
 
     /// How a GPU has a matrix. In int4 projections of layers are of 4 bits, where kernels take them so; those of experts, of which there are no such
     /// kernels, all other matrices, and what a quantised checkpoint has in other bits, are bf16.
-    pub(crate) fn rows(self, tensor: &str, inputs: usize, sources: &[Source<'_>], of_expert: bool) -> HeldRows {
+    pub(crate) fn rows(
+        self,
+        tensor: &str,
+        inputs: usize,
+        sources: &[Source<'_>],
+        of_expert: bool,
+    ) -> HeldRows {
         if tensor.ends_with(ROUTER) {
             return HeldRows::Numbers(Dtype::F32);
         }
         let is_projection = tensor.ends_with(PROJECTION) && !tensor.starts_with(MARKOV) && !of_expert;
         let stays = is_projection && (!self.quantised || sources.iter().all(has_own_bits));
-        let records = if self.dtype == Dtype::Int4 && stays { FourBitRecords::of(inputs, sources) } else { None };
+        let records =
+            if self.dtype == Dtype::Int4 && stays { FourBitRecords::of(inputs, sources) } else { None };
         records.map_or(HeldRows::Numbers(self.dtype.beside()), HeldRows::FourBits)
     }
 }

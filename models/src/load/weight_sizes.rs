@@ -126,9 +126,7 @@ impl Likely {
 impl Tensors for Likely {
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
         match &self.codes {
-            Some(codes)
-                if name.ends_with(PROJECTION) && (!self.of_experts || name.contains(".experts.")) =>
-            {
+            Some(codes) if name.ends_with(PROJECTION) && (!self.of_experts || name.contains(".experts.")) => {
                 Ok(Source::Codes(shape.iter().product(), codes))
             }
             _ => Shapes.tensor(name, shape, reason),

@@ -66,7 +66,8 @@ impl Synthetic {
 
 impl Tensors for Synthetic {
     fn total_bytes(&self) -> u64 {
-        counted(&self.config, Shard::WHOLE, &mut Shapes, Held::Rows(Packing::new(&self.config, Dtype::F32))).unwrap_or(0)
+        counted(&self.config, Shard::WHOLE, &mut Shapes, Held::Rows(Packing::new(&self.config, Dtype::F32)))
+            .unwrap_or(0)
     }
 
     fn prepare(&mut self, layer: usize) -> Result<(), ModelError> {

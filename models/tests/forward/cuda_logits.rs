@@ -32,7 +32,7 @@ fn run(passes: &mut CudaPasses, input: &PassInput<'_>, cancels: bool) -> Result<
 }
 
 /// Logits of both sequences. If the first is cancelled after a layer, it has none.
-fn on_gpu(model: &Arc<CudaModel>, cancels: bool) -> Vec<f32> {
+pub(crate) fn on_gpu(model: &Arc<CudaModel>, cancels: bool) -> Vec<f32> {
     let found = on_gpu_by(model, &mut |passes, input, second| {
         let mut logits = run(passes, input, cancels)?;
         // The first time is asked for launch by launch, the second captured, the third comes by the graphs.

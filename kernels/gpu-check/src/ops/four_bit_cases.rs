@@ -3,8 +3,8 @@
 use super::case_bench::{Bench, Elements, Memory};
 use super::reference::{Random, bf16, close};
 use faser_kernels::cuda::{
-    DequantiseArgs, Element, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs,
-    Ptr, QkvArgs, RmsNormArgs, form_of,
+    DequantiseArgs, Element, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs, Ptr, QkvArgs,
+    RmsNormArgs, form_of,
 };
 use faser_kernels::ops::Activation;
 use faser_kernels::{Beside, Codes, FourBitForm, FourBitRecords, FourBits, Source};
@@ -72,19 +72,22 @@ impl<'e> Matrix<'e> {
         let weights = shape.widened(&records);
         let (records, form) = (bench.lasting(&records), form_of(Some(form)));
         let wide = bench.elements(BF16, &vec![UNSET; weights.len()]);
-        let args = DequantiseArgs {
-            records,
-            out: wide.ptr(),
-            inputs: inputs as u32,
-            outputs: outputs as u32,
-            form,
-        };
+        let args =
+            DequantiseArgs { records, out: wide.ptr(), inputs: inputs as u32, outputs: outputs as u32, form };
         bench.run(&args.launch(1), order);
         Matrix { form, inputs, outputs, records, wide, weights }
     }
 
     /// The product in 4 bits, and in bf16.
-    fn products(&self, bench: &Bench<'_>, rows: usize, x: Ptr, bias: Ptr, out: [Ptr; 2], add: bool) -> [MatmulArgs; 2] {
+    fn products(
+        &self,
+        bench: &Bench<'_>,
+        rows: usize,
+        x: Ptr,
+        bias: Ptr,
+        out: [Ptr; 2],
+        add: bool,
+    ) -> [MatmulArgs; 2] {
         let four = MatmulArgs {
             x,
             w: self.records,
@@ -102,7 +105,8 @@ impl<'e> Matrix<'e> {
 
 /// Rows, whose padding is anything.
 fn inputs_of<'e>(bench: &Bench<'e>, rows: usize, bucket: usize, inputs: usize) -> (Vec<f32>, Elements<'e>) {
-    let x: Vec<f32> = Random::new((rows + inputs) as u64).numbers(rows * inputs).iter().map(|x| bf16(*x)).collect();
+    let x: Vec<f32> =
+        Random::new((rows + inputs) as u64).numbers(rows * inputs).iter().map(|x| bf16(*x)).collect();
     let mut padded = x.clone();
     padded.resize(bucket * inputs, f32::NAN);
     (x, bench.elements(BF16, &padded))
@@ -115,7 +119,8 @@ pub(super) fn weights_of_four_bits_are_widened_with_one_rounding(bench: &Bench<'
                 let matrix = Matrix::new(bench, form, shape, order);
                 for (found, weight) in matrix.wide.read().iter().zip(&matrix.weights) {
                     // With minima the sum is rounded to f32 twice before: a step of the last digit may be another.
-                    let near = form == FourBitForm::Minima && (found - weight).abs() <= weight.abs() / 255.0 + 1e-5;
+                    let near =
+                        form == FourBitForm::Minima && (found - weight).abs() <= weight.abs() / 255.0 + 1e-5;
                     assert!(*found == bf16(*weight) || near, "{form:?} {shape:?}: {found} of {weight}");
                 }
             }
@@ -146,7 +151,8 @@ pub(super) fn products_with_four_bits_are_those_of_their_numbers(bench: &Bench<'
             let (before, bias) = (random.numbers(rows * outputs), random.numbers(outputs));
             let out = bench.floats(&before);
             let args =
-                matrix.products(bench, rows, held.ptr(), bench.lasting(&bias), [out.ptr(), Ptr::NULL], add)[0];
+                matrix.products(bench, rows, held.ptr(), bench.lasting(&bias), [out.ptr(), Ptr::NULL], add)
+                    [0];
             bench.run(&args.launch(BF16, bucket as u32, 1), order);
             let found = out.read();
             let (mut squares, mut errors) = (0.0, 0.0);
@@ -220,7 +226,11 @@ pub(super) fn products_with_four_bits_have_the_bits_of_the_widened_ones(bench: &
                 let args = MatmulNormArgs { product, norm, tickets: tickets.ptr() };
                 bench.run(&args.launch(bucket, 2), order);
             }
-            assert_eq!((out[0].read(), normed[0].read()), (out[1].read(), normed[1].read()), "{same}: normed");
+            assert_eq!(
+                (out[0].read(), normed[0].read()),
+                (out[1].read(), normed[1].read()),
+                "{same}: normed"
+            );
 
             // Three heads of queries, one of keys, one of values; one sequence.
             let (out, tickets) = (floats(), bench.words(&[0; 5]));

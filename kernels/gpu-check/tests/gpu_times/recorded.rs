@@ -5,9 +5,9 @@ use std::mem::offset_of;
 
 use faser_gpu_check::Load;
 use faser_kernels::cuda::{
-    ActivateArgs, AttentionArgs, CompactRowsArgs, ConfidenceArgs, DequantiseArgs, DrawArgs, EmbedArgs, ExpertsArgs,
-    GatherRowsArgs, LogitStatsArgs, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs,
-    PickArgs, QkvArgs, RmsNormArgs, RouterArgs, SumExpertsArgs,
+    ActivateArgs, AttentionArgs, CompactRowsArgs, ConfidenceArgs, DequantiseArgs, DrawArgs, EmbedArgs,
+    ExpertsArgs, GatherRowsArgs, LogitStatsArgs, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs,
+    MatmulNormArgs, PickArgs, QkvArgs, RmsNormArgs, RouterArgs, SumExpertsArgs,
 };
 use faser_models::ModelConfig;
 

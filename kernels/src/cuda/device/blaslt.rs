@@ -3,8 +3,8 @@
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::memory::DeviceBuffer;
-use crate::cuda::libraries::{Lt, lt_table};
 use crate::FourBitForm;
+use crate::cuda::libraries::{Lt, lt_table};
 use crate::cuda::{Element, Ptr};
 use cudarc::cublaslt::sys;
 use cudarc::driver::sys::CUstream;
