@@ -37,10 +37,10 @@ DEVICE uint4 widen_step(const FourBitLane &x, u32 form, u32 step) {
     const float least = form == MINIMA ? __fmaf_rn(-128.0f, scale, beside) : -scale * (form == ZERO_POINTS ? 128.0f + beside : 136.0f);
     const u32 low = word & 0x0f0f0f0fu, high = word >> 4 & 0x0f0f0f0fu;
     uint4 y;
-    y.x = pack(widen_number(low, 0, scale, least), widen_number(low, 1, scale, least));
-    y.y = pack(widen_number(low, 2, scale, least), widen_number(low, 3, scale, least));
-    y.z = pack(widen_number(high, 0, scale, least), widen_number(high, 1, scale, least));
-    y.w = pack(widen_number(high, 2, scale, least), widen_number(high, 3, scale, least));
+    y.x = round_pair(widen_number(low, 0, scale, least), widen_number(low, 1, scale, least));
+    y.y = round_pair(widen_number(low, 2, scale, least), widen_number(low, 3, scale, least));
+    y.z = round_pair(widen_number(high, 0, scale, least), widen_number(high, 1, scale, least));
+    y.w = round_pair(widen_number(high, 2, scale, least), widen_number(high, 3, scale, least));
     return y;
 }
 

@@ -43,7 +43,7 @@ DEVICE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
 #ifdef FASER_HOST
 DEVICE u16 round_bf16(float x) { return emu::round_bf16(x); }
-DEVICE u32 pack(float low, float high) { return (u32)emu::round_bf16(high) << 16 | emu::round_bf16(low); }
+DEVICE u32 round_pair(float low, float high) { return (u32)emu::round_bf16(high) << 16 | emu::round_bf16(low); }
 DEVICE float widen_half(u32 bits) { return emu::of_half((u16)bits); }
 DEVICE float exp2_fast(float x) { return emu::exp2(x); }
 #else
@@ -53,8 +53,8 @@ DEVICE u16 round_bf16(float x) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
     return y;
 }
-// Two at once, the first in the low half.
-DEVICE u32 pack(float low, float high) {
+// Two at once, as `pack`, for products: where `pack` is, ptxas has no registers for it.
+DEVICE u32 round_pair(float low, float high) {
     u32 y;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
@@ -72,6 +72,7 @@ DEVICE float exp2_fast(float x) {
     return y;
 }
 #endif
+DEVICE u32 pack(float low, float high) { return (u32)round_bf16(high) << 16 | round_bf16(low); }
 template <typename T> struct Of;
 template <> struct Of<float> { DEVICE float round(float x) { return x; } };
 template <> struct Of<bf16> { DEVICE bf16 round(float x) { bf16 y; y.bits = round_bf16(x); return y; } };
