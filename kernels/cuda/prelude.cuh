@@ -246,6 +246,8 @@ DEVICE void tell_host(u32 *at, u32 value) { asm volatile("st.relaxed.sys.global.
 
 // ---- products of few rows on tensor cores: a tile of sixteen outputs by a block of eight warps, which split the inputs
 static constexpr u32 WARPS = 8, OUTPUTS = 16, STEP = 32;
+template <u32 TILES, bool GATED, typename Write>
+DEVICE void write_tile(float (&parts)[WARPS][TILES][4][WARP], u32 all, u32 tile, u32 rows, const Write &write);
 
 // Sixteen bytes of a row, or zeros.
 DEVICE uint4 load_or_zero(const bf16 *at, bool wanted) {
@@ -253,9 +255,6 @@ DEVICE uint4 load_or_zero(const bf16 *at, bool wanted) {
     zero.x = zero.y = zero.z = zero.w = 0;
     return wanted ? *(const uint4 *)at : zero;
 }
-
-template <u32 TILES, bool GATED, typename Write>
-DEVICE void write_tile(float (&parts)[WARPS][TILES][4][WARP], u32 all, u32 tile, u32 rows, const Write &write);
 
 // The sums of a tile for up to TILES times eight rows, for all threads of a block. `load(n, step)` is what a thread has of that step of row 8 n + g, g a quarter of its lane: the eight inputs
 // from 8 (lane % 4) on. `write` gets each sum: row, output, sum. The second eight outputs of a GATED tile are those `all` behind the first eight: it gets the sum of the
