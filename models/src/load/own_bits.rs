@@ -29,7 +29,7 @@ impl ModelConfig {
     /// They are damaged, or of another shape.
     pub fn own_bits(&self, path: &Path) -> Result<OwnBits, ModelError> {
         let packing = Packing::new(self, Dtype::Int4);
-        let mut counter = Counter { packing, of_expert: false, found: OwnBits::default() };
+        let mut counter = CountsOwnBits { packing, of_expert: false, found: OwnBits::default() };
         if self.head.is_none() && has_weights(path) {
             open_files(path, self, |tensors| {
                 load(self, Shard::WHOLE, None, tensors, &mut counter, &mut |_| {}).map(drop)
@@ -39,13 +39,13 @@ impl ModelConfig {
     }
 }
 
-struct Counter {
+struct CountsOwnBits {
     packing: Packing,
     of_expert: bool,
     found: OwnBits,
 }
 
-impl Packer for Counter {
+impl Packer for CountsOwnBits {
     type Table = ();
     type Matrix = ();
     type Vector = ();

@@ -17,17 +17,17 @@ use crate::sequences::on_cpu;
 use crate::session::golden;
 
 /// The demo target quantised, in a folder that goes when this is dropped.
-struct Quantised(PathBuf);
+struct QuantisedDemo(PathBuf);
 
-impl Quantised {
-    fn new(name: &str, layout: Layout, group: usize) -> Quantised {
+impl QuantisedDemo {
+    fn new(name: &str, layout: Layout, group: usize) -> QuantisedDemo {
         let folder = std::env::temp_dir().join(format!("faser-cuda-{}-{name}", std::process::id()));
         quantise(&demo("target"), &folder, layout, group);
-        Quantised(folder)
+        QuantisedDemo(folder)
     }
 }
 
-impl Drop for Quantised {
+impl Drop for QuantisedDemo {
     fn drop(&mut self) {
         std::fs::remove_dir_all(&self.0).ok();
     }
@@ -63,7 +63,7 @@ fn checkpoints_of_four_bits_have_the_logits_of_their_numbers() {
         for (name, layout, group) in
             [("awq", Layout::Awq, 128), ("w4a16", Layout::Packed { symmetric: true }, 32)]
         {
-            compare(&gpu, &Quantised::new(name, layout, group).0, name);
+            compare(&gpu, &QuantisedDemo::new(name, layout, group).0, name);
         }
     });
     let Some(report) = report else { return };
@@ -79,14 +79,14 @@ fn what_stays_of_four_bits_is_counted() {
     assert_eq!(found(&golden("quantised-awq")).on_gpu, 0);
     let experts = found(&golden("gpt-oss-mxfp4"));
     assert!(experts.on_gpu == 0 && experts.kept > 0, "{experts:?}");
-    let folder = Quantised::new("counted", Layout::Gptq(Order::Plain), 64);
+    let folder = QuantisedDemo::new("counted", Layout::Gptq(Order::Plain), 64);
     assert_eq!(found(&folder.0).on_gpu, 6 * 4);
 }
 
 /// What falls on the borders of blocks; `four_bit_records.rs` of the kernels has cuts that do not.
 #[test]
 fn shards_keep_their_bits() {
-    let folder = Quantised::new("cuts", Layout::Packed { symmetric: true }, 32);
+    let folder = QuantisedDemo::new("cuts", Layout::Packed { symmetric: true }, 32);
     let folder = &folder.0;
     let config = ModelConfig::load(folder).unwrap();
     let bytes = |path: &Path, config: &ModelConfig, shard, dtype| {

@@ -15,13 +15,13 @@ const FORMS: [FourBitForm; 3] = [FourBitForm::Symmetric, FourBitForm::Minima, Fo
 const UNSET: f32 = -1e30;
 
 /// Numbers, scales and what stands beside them, of noise.
-struct Noise {
+struct NoiseCodes {
     form: FourBitForm,
     blocks: Vec<FourBits>,
 }
 
-impl Noise {
-    fn new(form: FourBitForm, count: usize, random: &mut Random) -> Noise {
+impl NoiseCodes {
+    fn new(form: FourBitForm, count: usize, random: &mut Random) -> NoiseCodes {
         let block = |random: &mut Random| {
             let mut numbers = [0; 32];
             numbers.iter_mut().for_each(|number| *number = random.below(16) as u8);
@@ -34,11 +34,11 @@ impl Noise {
             };
             FourBits { numbers, scale, beside }
         };
-        Noise { form, blocks: (0..count).map(|_| block(random)).collect() }
+        NoiseCodes { form, blocks: (0..count).map(|_| block(random)).collect() }
     }
 }
 
-impl Codes for Noise {
+impl Codes for NoiseCodes {
     fn widen(&self, _from: usize, _to: &mut [f32]) {
         panic!("they stay of 4 bits");
     }
@@ -53,7 +53,7 @@ impl Codes for Noise {
 }
 
 /// A matrix in both, and the numbers.
-struct Matrix<'e> {
+struct HeldTwice<'e> {
     form: u32,
     inputs: usize,
     outputs: usize,
@@ -63,9 +63,9 @@ struct Matrix<'e> {
     weights: Vec<f32>,
 }
 
-impl<'e> Matrix<'e> {
-    fn new(bench: &Bench<'e>, form: FourBitForm, [inputs, outputs]: [usize; 2], order: i32) -> Matrix<'e> {
-        let noise = Noise::new(form, inputs * outputs / 32, &mut Random::new((inputs * outputs) as u64));
+impl<'e> HeldTwice<'e> {
+    fn new(bench: &Bench<'e>, form: FourBitForm, [inputs, outputs]: [usize; 2], order: i32) -> HeldTwice<'e> {
+        let noise = NoiseCodes::new(form, inputs * outputs / 32, &mut Random::new((inputs * outputs) as u64));
         let source = [Source::Codes(inputs * outputs, &noise)];
         let shape = FourBitRecords::of(inputs, &source).expect("a kernel takes it");
         let records = shape.pack(&source).expect("finite weights");
@@ -75,7 +75,7 @@ impl<'e> Matrix<'e> {
         let args =
             DequantiseArgs { records, out: wide.ptr(), inputs: inputs as u32, outputs: outputs as u32, form };
         bench.run(&args.launch(1), order);
-        Matrix { form, inputs, outputs, records, wide, weights }
+        HeldTwice { form, inputs, outputs, records, wide, weights }
     }
 
     /// The product in 4 bits, and in bf16.
@@ -116,7 +116,7 @@ pub(super) fn weights_of_four_bits_are_widened_with_one_rounding(bench: &Bench<'
     for order in bench.orders() {
         for form in FORMS {
             for shape in [[32, 8], [160, 24], [1024, 40]] {
-                let matrix = Matrix::new(bench, form, shape, order);
+                let matrix = HeldTwice::new(bench, form, shape, order);
                 for (found, weight) in matrix.wide.read().iter().zip(&matrix.weights) {
                     // With minima the sum is rounded to f32 twice before: a step of the last digit may be another.
                     let near =
@@ -144,7 +144,7 @@ pub(super) fn products_with_four_bits_are_those_of_their_numbers(bench: &Bench<'
         .enumerate()
         {
             let order = bench.order(case + turn);
-            let matrix = Matrix::new(bench, form, shape, order);
+            let matrix = HeldTwice::new(bench, form, shape, order);
             let ([inputs, outputs], add) = (shape, case % 2 == 1);
             let (x, held) = inputs_of(bench, rows, bucket, inputs);
             let mut random = Random::new(case as u64);
@@ -186,7 +186,7 @@ pub(super) fn products_with_four_bits_have_the_bits_of_the_widened_ones(bench: &
     for (turn, form) in FORMS.into_iter().enumerate() {
         for (rows, bucket) in [(1, 1), (5, 8), (13, 16)] {
             let order = bench.order(turn + rows);
-            let matrix = Matrix::new(bench, form, [inputs, 2 * cols], order);
+            let matrix = HeldTwice::new(bench, form, [inputs, 2 * cols], order);
             let (_, held) = inputs_of(bench, rows, bucket, inputs);
             let outputs = 2 * cols;
             let bias = bench.lasting(&Random::new(3).numbers(outputs));
@@ -271,7 +271,7 @@ pub(super) fn products_with_four_bits_have_the_bits_of_the_widened_ones(bench: &
 pub(super) fn a_row_with_four_bits_has_the_same_bits_in_any_bucket(bench: &Bench<'_>) {
     let (inputs, outputs, most) = (416, 24, 100);
     for (turn, form) in FORMS.into_iter().enumerate() {
-        let matrix = Matrix::new(bench, form, [inputs, outputs], 0);
+        let matrix = HeldTwice::new(bench, form, [inputs, outputs], 0);
         let (x, _) = inputs_of(bench, most, most, inputs);
         let run = |rows: std::ops::Range<usize>, bucket: u32| {
             let held = bench.elements(BF16, &x[rows.start * inputs..rows.end * inputs]);
