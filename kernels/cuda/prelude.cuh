@@ -43,12 +43,26 @@ DEVICE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
 #ifdef FASER_HOST
 DEVICE u16 round_bf16(float x) { return emu::round_bf16(x); }
+DEVICE u32 round_pair(float low, float high) { return (u32)emu::round_bf16(high) << 16 | emu::round_bf16(low); }
+DEVICE float widen_half(u32 bits) { return emu::of_half((u16)bits); }
 DEVICE float exp2_fast(float x) { return emu::exp2(x); }
 #else
 // Rounded to nearest even.
 DEVICE u16 round_bf16(float x) {
     u16 y;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+// Two at once, as `pack`, for products: where `pack` is, ptxas has no registers for it.
+DEVICE u32 round_pair(float low, float high) {
+    u32 y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+// The f16 in the low half.
+DEVICE float widen_half(u32 bits) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((u16)bits));
     return y;
 }
 // 2 to the x, about 2 ulp; 2^-inf is 0.
@@ -232,6 +246,8 @@ DEVICE void tell_host(u32 *at, u32 value) { asm volatile("st.relaxed.sys.global.
 
 // ---- products of few rows on tensor cores: a tile of sixteen outputs by a block of eight warps, which split the inputs
 static constexpr u32 WARPS = 8, OUTPUTS = 16, STEP = 32;
+template <u32 TILES, bool GATED, typename Write>
+DEVICE void write_tile(float (&parts)[WARPS][TILES][4][WARP], u32 all, u32 tile, u32 rows, const Write &write);
 
 // Sixteen bytes of a row, or zeros.
 DEVICE uint4 load_or_zero(const bf16 *at, bool wanted) {
@@ -278,7 +294,7 @@ DEVICE void sum_tile(float (&parts)[WARPS][TILES][4][WARP], const bf16 *w, u32 i
     const u32 steps = inputs / STEP, each = (steps + WARPS - 1) / WARPS, g = lane() / 4, t = lane() % 4;
     const u32 first = warp() * each, last = first + each < steps ? first + each : steps;
     // Outputs of a tile that are written, and how far behind its first eight the others lie.
-    constexpr u32 OWN = GATED ? OUTPUTS / 2 : OUTPUTS, SUMS = GATED ? 2 : 4;
+    constexpr u32 OWN = GATED ? OUTPUTS / 2 : OUTPUTS;
     const u32 behind = GATED ? all : 8, output = tile * OWN + g;
     const bool upper = output < all, lower = GATED ? upper : output + 8 < all;
     w += (size_t)(upper ? output : 0) * inputs + t * 8;
@@ -293,6 +309,13 @@ DEVICE void sum_tile(float (&parts)[WARPS][TILES][4][WARP], const bf16 *w, u32 i
     for (u32 n = 0; n < TILES; n++) {
         for (u32 i = 0; i < 4; i++) parts[warp()][n][i][lane()] = c[n][i];
     }
+    write_tile<TILES, GATED>(parts, all, tile, rows, write);
+}
+
+// What the warps have of a tile's sums, added in their order and written.
+template <u32 TILES, bool GATED, typename Write>
+DEVICE void write_tile(float (&parts)[WARPS][TILES][4][WARP], u32 all, u32 tile, u32 rows, const Write &write) {
+    constexpr u32 OWN = GATED ? OUTPUTS / 2 : OUTPUTS, SUMS = GATED ? 2 : 4;
     __syncthreads();
     // Element i of a thread's four: output g or behind it, row 2 t or 2 t + 1.
     for (u32 place = threadIdx.x; place < TILES * SUMS * WARP; place += blockDim.x) {

@@ -222,8 +222,18 @@ fn partitions_are_pairs_of_complements_and_products_are_chosen_for_each() {
             let (out, place) = arena.reserve::<f32>(6);
             lane.send(&mut arena).unwrap();
             lane.clear(out, 24).unwrap();
-            let product =
-                Product { element: Element::F32, x, w, bias, out, rows: 2, inputs: 2, outputs: 3, add };
+            let product = Product {
+                element: Element::F32,
+                x,
+                w,
+                bias,
+                out,
+                rows: 2,
+                inputs: 2,
+                outputs: 3,
+                add,
+                four_bits: None,
+            };
             lane.multiply(&product).unwrap();
             lane.multiply(&Product { bias: Ptr::NULL, ..product }).unwrap();
             lane.fetch(&mut arena).unwrap();

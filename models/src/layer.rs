@@ -37,6 +37,16 @@ pub(crate) struct Branch<M = Matrix, V = Vector> {
 }
 
 impl<M, V> Layer<M, V> {
+    /// Its matrices.
+    pub(crate) fn matrices(&self) -> Vec<&M> {
+        let mut all = vec![&self.attention.inputs, &self.attention.output];
+        match &self.mlp {
+            MlpBranch::Dense(mlp) => all.extend([&mlp.inputs, &mlp.output]),
+            MlpBranch::Experts(mlp) => all.extend(mlp.matrices()),
+        }
+        all
+    }
+
     /// All there is, with what each takes.
     pub(crate) fn bytes(&self, matrix: impl Fn(&M) -> u64, vector: impl Fn(&V) -> u64) -> u64 {
         let of_branch = |branch: &Branch<M, V>| {

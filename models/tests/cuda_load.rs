@@ -73,7 +73,7 @@ fn loading_takes_two_pieces_of_the_hosts_memory_and_tells_how_far_it_is() {
             let model = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |at| told.push(at)).unwrap();
             let taken = counting::largest_bytes() - before;
             assert!(taken < 256 << 10, "{taken} bytes of the heap for {dtype}");
-            let needed = CudaModel::weight_bytes(model.config(), Shard::WHOLE, dtype).unwrap();
+            let needed = CudaModel::weight_bytes(model.config(), None, Shard::WHOLE, dtype).unwrap();
             // A tied head is the embedding: it is there once.
             let used = (free - gpu.memory().unwrap().0) as u64;
             assert!((needed..needed + 1024).contains(&used), "{used} bytes of {needed} in {dtype}");
@@ -95,7 +95,8 @@ fn weights_that_do_not_fit_are_refused_with_numbers_before_any_is_copied() {
         let gpu = Gpu::open(0, None).unwrap();
         let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
         let needed =
-            CudaModel::weight_bytes(&ModelConfig::load(&case).unwrap(), Shard::WHOLE, Dtype::F32).unwrap();
+            CudaModel::weight_bytes(&ModelConfig::load(&case).unwrap(), None, Shard::WHOLE, Dtype::F32)
+                .unwrap();
         let load = |source: &_, dtype| CudaModel::load(&gpu, source, Shard::WHOLE, dtype, &mut |_| {});
         let case = WeightSource::folder(&case).unwrap();
         let refusal = load(&case, Dtype::F32).err().unwrap().to_string();

@@ -294,10 +294,7 @@ impl CudaSpec {
     /// Whether several ranks have the draft whole.
     pub(super) fn has_copies(&self) -> bool {
         let mut drafts = self.ranks.iter().filter_map(|rank| rank.source().draft.as_ref());
-        let whole = |draft: &ModelFacts| {
-            let bytes = CudaModel::weight_bytes(&draft.config, Shard::WHOLE, draft.dtype);
-            bytes.is_ok_and(|bytes| bytes == draft.weight_bytes)
-        };
+        let whole = |draft: &ModelFacts| draft.shard == Shard::WHOLE;
         drafts.next().is_some_and(whole) && drafts.next().is_some()
     }
 

@@ -22,6 +22,8 @@ use crate::runner::{
 pub struct ModelFacts {
     /// Its shape.
     pub config: ModelConfig,
+    /// What is there of it, or of all ranks together the first's.
+    pub shard: Shard,
     /// In which type its matrices are held.
     pub dtype: Dtype,
     /// In which type its keys and values are.
@@ -35,6 +37,7 @@ impl ModelFacts {
     pub fn of(model: &Model) -> ModelFacts {
         ModelFacts {
             config: model.config().clone(),
+            shard: model.shard(),
             dtype: model.dtype(),
             kv_dtype: model.kv_dtype(),
             weight_bytes: model.weight_bytes(),

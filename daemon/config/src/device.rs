@@ -176,10 +176,15 @@ mod tests {
         let Ok(Chosen::Cpu { why: Some(why) }) = chosen("", false) else { panic!("no CPU") };
         assert!(why.contains("libcuda.so.1 is not found") && why.contains("install"), "{why}");
         assert_eq!(chosen("device: {kind: cpu}", true), Ok(Chosen::Cpu { why: None }));
+        for text in
+            ["model: {dtype: int4}", "model: {dtype: int4, draft_dtype: bf16}", "model: {draft_dtype: int4}"]
+        {
+            assert_eq!(chosen(text, true), Ok(Chosen::Gpus(vec![gpu(0)])), "{text}");
+        }
         for (text, problem) in [
             ("model: {dtype: int8}", "int8"),
-            ("model: {dtype: int4}", "int4"),
             ("model: {draft_dtype: int8}", "`model.draft_dtype`"),
+            ("model: {dtype: int4, draft_dtype: f32}", "`model.draft_dtype`"),
             ("kv: {cache_dtype: int8}", "`kv.cache_dtype: int8` is for the CPU alone"),
             ("kv: {block_size: 32}", "block_size"),
             ("device: {draft_tensor_parallel: 2}", "device.draft_tensor_parallel"),

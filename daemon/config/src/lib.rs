@@ -128,11 +128,14 @@ impl Config {
     pub fn fits_gpus(&self) -> Result<(), CudaError> {
         let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
         let dtype = self.model.dtype;
-        if matches!(dtype, Dtype::Int8 | Dtype::Int4) {
-            return unfit(&format!("`model.dtype: {dtype}` runs on the CPU alone: choose bf16"));
+        if dtype == Dtype::Int8 {
+            return unfit("`model.dtype: int8` runs on the CPU alone: choose bf16 or int4");
         }
-        if self.model.draft_dtype.is_some_and(|draft| draft != self.model.dtype) {
-            let problem = "on GPUs a draft is held as its target: leave `model.draft_dtype` out, or set `device.kind: cpu`";
+        // Both lanes' kernels are of one element.
+        let fits = |draft: Dtype| draft != Dtype::Int8 && draft.beside() == dtype.beside();
+        if !self.model.draft_dtype.is_none_or(fits) {
+            let problem = "on GPUs a draft is held as its target, or one of both in bf16 and the other in int4: leave `model.draft_dtype` out, \
+                           or set `device.kind: cpu`";
             return unfit(problem);
         }
         if let Some(dtype) = self.kv.cache_dtype {

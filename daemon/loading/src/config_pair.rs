@@ -41,8 +41,8 @@ pub(crate) struct Pair {
 /// Where the weights of a pair are, and in which types they are to be held.
 #[derive(Clone)]
 pub(crate) struct Weights {
-    target: WeightSource,
-    draft: Option<WeightSource>,
+    pub(crate) target: WeightSource,
+    pub(crate) draft: Option<WeightSource>,
     pub(crate) dtype: Dtype,
     pub(crate) draft_dtype: Dtype,
 }
@@ -152,27 +152,37 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
         ("target", Some(&pair.weights.target), pair.weights.dtype),
         ("draft", pair.weights.draft.as_ref(), pair.weights.draft_dtype),
     ] {
-        pair.notes.extend(source.map(|source| quantised(which, source, dtype)).transpose()?.flatten());
+        pair.notes
+            .extend(source.map(|source| quantised(which, source, dtype, on_gpu)).transpose()?.flatten());
     }
     Ok(pair)
 }
 
 /// What becomes of the quantised weights of a safetensors checkpoint.
-fn quantised(which: &str, source: &WeightSource, dtype: Dtype) -> Result<Option<String>, ModelError> {
+fn quantised(
+    which: &str,
+    source: &WeightSource,
+    dtype: Dtype,
+    on_gpu: bool,
+) -> Result<Option<String>, ModelError> {
     let WeightSource::Folder(path, model) = source else { return Ok(None) };
     let Some(quantisation) = model.quantised else { return Ok(None) };
-    let OwnBits { kept, others, why } = model.own_bits(path)?;
-    if kept + others == 0 {
-        let held = if dtype == Dtype::Int4 { Dtype::Int8 } else { dtype };
+    let OwnBits { kept, on_gpu: kept_there, others, why } = model.own_bits(path)?;
+    // In int4, and what the others are then.
+    let all = kept + others;
+    let (kept, beside) = if on_gpu { (kept_there, Dtype::Bf16) } else { (kept, Dtype::Int8) };
+    let others = all - kept;
+    if all == 0 {
+        let held = if dtype == Dtype::Int4 { beside } else { dtype };
         return Ok(Some(format!(
             "{which}: `quantization_config` is there, and no matrix is quantised: held in {held}"
         )));
     }
     let why = why.map_or_else(String::new, |why| format!(" ({why})"));
     Ok(Some(match (dtype, kept) {
-        (Dtype::Int4, 0) => format!("{which}: its {others} quantised matrices are held in int8{why}"),
+        (Dtype::Int4, 0) => format!("{which}: its {others} quantised matrices are held in {beside}{why}"),
         (Dtype::Int4, _) if others > 0 => {
-            format!("{which}: {kept} matrices are held in their own 4 bits, {others} in int8{why}")
+            format!("{which}: {kept} matrices are held in their own 4 bits, {others} in {beside}{why}")
         }
         (Dtype::Int4, _) => format!("{which}: {kept} matrices are held in their own 4 bits"),
         (_, 0) if quantisation.has_four_bits() => {
@@ -180,8 +190,7 @@ fn quantised(which: &str, source: &WeightSource, dtype: Dtype) -> Result<Option<
         }
         (_, 0) => format!("{which}: quantised matrices are widened to {dtype} as they are loaded"),
         _ => format!(
-            "{which}: quantised matrices are widened to {dtype} as they are loaded; on the CPU `model.dtype: int4` holds {kept} of {} in their own 4 bits",
-            kept + others
+            "{which}: quantised matrices are widened to {dtype} as they are loaded; `model.dtype: int4` holds {kept} of {all} in their own 4 bits"
         ),
     }))
 }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use faser_actors::{
-    CpuSpec, CudaDevice, CudaError, CudaSource, CudaSpec, DeviceSpec, GpuInfo, Isa, ModelFacts, NodeFacts,
-    NodeTarget, Nodes, NodesSpec, PassLimits, libraries, nccl_library,
+    CpuSpec, CudaDevice, CudaError, CudaSource, CudaSpec, DeviceSpec, Dtype, GpuInfo, Isa, ModelFacts,
+    NodeFacts, NodeTarget, Nodes, NodesSpec, PassLimits, libraries, nccl_library,
 };
 use faser_config::device::{Chosen, Machine};
 use faser_config::{Config, NodeConfig};
 use faser_engine::EngineConfig;
 use faser_models::cuda::{CudaFeaturePages, CudaModel, CudaSizes};
-use faser_models::{Features, Model, ModelConfig, Scratch, Shard, on_nodes};
+use faser_models::{Features, Model, ModelConfig, Scratch, Shard, WeightSource, on_nodes};
 use faser_topology::{
     CpuDevice, DraftPlace, GpuDevice, KvPools, KvRequest, ModelFootprint, Placement, place_on_gpu,
 };
@@ -254,10 +254,14 @@ fn on_gpus(
     let refused = |source| LoadError::OpenGpu { ordinal: first.ordinal, source: Box::new(source) };
     let (shards, draft_ranks) = (target_shards(config), config.device.draft_tensor_parallel);
     let (ranks, first_shard) = (shards.len(), shards[0]);
-    let facts = |config: &ModelConfig, shard: Shard, dtype| -> Result<ModelFacts, LoadError> {
+    let facts = |config: &ModelConfig, path, shard: Shard, dtype: Dtype| -> Result<ModelFacts, LoadError> {
         shard.check(config)?;
-        let weight_bytes = CudaModel::weight_bytes(config, shard, dtype)?;
-        Ok(ModelFacts { config: config.clone(), dtype, kv_dtype: dtype, weight_bytes })
+        let weight_bytes = CudaModel::weight_bytes(config, path, shard, dtype)?;
+        Ok(ModelFacts { config: config.clone(), shard, dtype, kv_dtype: dtype.beside(), weight_bytes })
+    };
+    let facts_of_draft = |config: &ModelConfig, shard: Shard| {
+        let path = weights.draft.as_ref().and_then(WeightSource::path);
+        facts(config, path, shard, weights.draft_dtype)
     };
     // What a rank has of both models; the first has most.
     let apart = draft.as_ref().filter(|_| config.device.draft_placement == DraftPlace::Own);
@@ -268,12 +272,12 @@ fn on_gpus(
     };
     let of_rank = |rank: usize| -> Result<(ModelFacts, Option<ModelFacts>), LoadError> {
         let draft = draft.as_ref().zip(draft_shard(rank));
-        let draft = draft.map(|(draft, shard)| facts(draft, shard, weights.draft_dtype)).transpose()?;
-        Ok((facts(&target, shards[rank], weights.dtype)?, draft))
+        let draft = draft.map(|(draft, shard)| facts_of_draft(draft, shard)).transpose()?;
+        Ok((facts(&target, weights.target.path(), shards[rank], weights.dtype)?, draft))
     };
     let footprint = |model: &ModelFacts, shard: Shard, sizes: CudaSizes| ModelFootprint {
         weight_bytes: model.weight_bytes,
-        kv_bytes_per_token: shard.config(&model.config).kv_bytes_per_token(model.dtype),
+        kv_bytes_per_token: shard.config(&model.config).kv_bytes_per_token(model.kv_dtype),
         max_context: model.config.max_context,
         workspace_bytes: sizes.workspace_bytes(&model.config, shard, model.dtype),
     };
@@ -294,7 +298,7 @@ fn on_gpus(
     let asked = config.draft_sms().filter(|_| draft.is_some() || config.node.is_none());
     let kv = request(config, bounds);
     let mut placement = place_on_gpu(&device, asked, &for_target, for_draft.as_ref(), &kv)?;
-    let of_apart = apart.map(|draft| facts(draft, Shard::WHOLE, weights.draft_dtype)).transpose()?;
+    let of_apart = apart.map(|draft| facts_of_draft(draft, Shard::WHOLE)).transpose()?;
     if let Some(draft) = &of_apart {
         let alone = footprint(draft, Shard::WHOLE, limits.cuda_draft(bounds));
         let KvPools { target_blocks, kv_bytes, .. } = place_on_gpu(&device, None, &alone, None, &kv)?.pools;

@@ -289,7 +289,8 @@ fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<Str
 /// What takes less memory than this.
 fn smaller(dtype: Dtype, on_gpu: bool) -> &'static [Dtype] {
     match (dtype, on_gpu) {
-        (Dtype::F32, true) => &[Dtype::Bf16],
+        (Dtype::F32, true) => &[Dtype::Bf16, Dtype::Int4],
+        (Dtype::Bf16, true) => &[Dtype::Int4],
         (Dtype::F32, false) => &[Dtype::Bf16, Dtype::Int8, Dtype::Int4],
         (Dtype::Bf16, false) => &[Dtype::Int8, Dtype::Int4],
         (Dtype::Int8, false) => &[Dtype::Int4],
@@ -419,7 +420,8 @@ impl<'a> Planned<'a> {
         let own = shard.config(whole);
         // The planner asks for shards that it has checked; a model that cannot be held so fits nowhere.
         let weight_bytes = if self.on_gpu {
-            CudaModel::weight_bytes(whole, shard, dtype).unwrap_or(u64::MAX >> 16)
+            let file = self.shape.file.as_deref();
+            CudaModel::weight_bytes(whole, file, shard, dtype).unwrap_or(u64::MAX >> 16)
         } else {
             let bytes = match &self.shape.file {
                 Some(file) if dtype == Dtype::Int4 => whole.stored_weight_bytes(file, shard, dtype),

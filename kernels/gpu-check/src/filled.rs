@@ -19,7 +19,8 @@ pub(crate) fn filled(gpu: &Arc<Gpu>, config: ModelConfig, element: Element) -> R
     probes::load(gpu)?;
     let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
     let mut seed = 0;
-    let model = CudaModel::filled(gpu, (config, Shard::WHOLE), element, |buffer, element| {
+    let model = CudaModel::filled(gpu, (config, Shard::WHOLE), element.dtype(), |buffer, held| {
+        let element = held.unwrap_or(element);
         seed += 1;
         let count = buffer.bytes() / element.bytes();
         let fill = FillArgs::new(element, buffer.ptr(), count, seed << 40, LARGEST);

@@ -61,8 +61,18 @@ fn error(lane: &mut CudaLane, element: Element, setting: &Setting) -> Result<f64
     let mut worst = 0.0f64;
     for bias_at in [at_bias, Ptr::NULL, at_bias] {
         lane.send(&mut arena)?;
-        let product =
-            Product { element, x: at_x, w: at_w, bias: bias_at, out, rows, inputs, outputs, add: false };
+        let product = Product {
+            element,
+            x: at_x,
+            w: at_w,
+            bias: bias_at,
+            out,
+            rows,
+            inputs,
+            outputs,
+            add: false,
+            four_bits: None,
+        };
         lane.multiply(&product)?;
         lane.fetch(&mut arena)?;
         lane.wait(&mut || {})?;
@@ -98,7 +108,18 @@ fn speed(lane: &mut CudaLane, setting: &Setting, report: &mut Report<'_>) -> Che
         let of = |run: usize| weights[run % matrices].ptr();
         let took = seconds(lane, setting.small, &mut |lane, run| {
             let (x, out, bias) = (x.ptr(), out.ptr(), Ptr::NULL);
-            lane.multiply(&Product { element, x, w: of(run), bias, out, rows, inputs, outputs, add: false })
+            lane.multiply(&Product {
+                element,
+                x,
+                w: of(run),
+                bias,
+                out,
+                rows,
+                inputs,
+                outputs,
+                add: false,
+                four_bits: None,
+            })
         })?;
         report.timed(name(rows, "by cublasLt"), took * 1e6, "us", Some(floor));
         if rows as u32 <= MatmulArgs::MOST_ROWS {
@@ -113,6 +134,7 @@ fn speed(lane: &mut CudaLane, setting: &Setting, report: &mut Report<'_>) -> Che
                     inputs: inputs as u32,
                     outputs: outputs as u32,
                     add: 0,
+                    form: 0,
                 };
                 lane.launch(&args.launch(element, rows as u32, sms))
             })?;

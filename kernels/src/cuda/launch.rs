@@ -1,5 +1,7 @@
 //! What all launches share: pointers, numbers of a pass that lie on the device, the launch itself.
 
+use crate::Dtype;
+
 /// Positions of a KV block on a device.
 pub const BLOCK_SIZE: usize = 16;
 /// No row, no chunk.
@@ -37,6 +39,15 @@ impl Element {
         match self {
             Element::F32 => 4,
             Element::Bf16 => 2,
+        }
+    }
+
+    /// The dtype that it is.
+    #[must_use]
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Element::F32 => Dtype::F32,
+            Element::Bf16 => Dtype::Bf16,
         }
     }
 

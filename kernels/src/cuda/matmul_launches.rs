@@ -2,6 +2,7 @@
 
 use super::launch::{Element, Launch, Ptr, strided};
 use super::row_launches::{QkvArgs, RmsNormArgs};
+use crate::FourBitForm;
 
 /// `out = x w^T + bias`, added to what `out` holds if asked.
 #[repr(C)]
@@ -23,11 +24,15 @@ pub struct MatmulArgs {
     pub outputs: u32,
     /// 1: add to `out`; 0: overwrite it.
     pub add: u32,
+    /// Of weights of 4 bits their [form](form_of), else 0.
+    pub form: u32,
 }
 
 impl MatmulArgs {
     /// Most rows that there is a kernel for in bf16.
     pub const MOST_ROWS: u32 = 16;
+    /// Most rows for which weights of 4 bits are not widened first: as many as make that worth its memory, by counting.
+    pub const MOST_FOUR_BIT_ROWS: u32 = 128;
 
     /// The element is that of `x` and `w`.
     ///
@@ -39,10 +44,14 @@ impl MatmulArgs {
             let blocks = strided((most_rows * self.outputs).div_ceil(8), sms, 8);
             return Launch::new("matmul_f32", [blocks, 1, 1], 256, self);
         }
-        self.tensor(["matmul_8_bf16", "matmul_16_bf16"], most_rows, sms, self)
+        if self.form > 0 && most_rows > Self::MOST_ROWS {
+            return self.tiled("matmul_32_int4", sms, self);
+        }
+        let kernels = ["matmul_8_bf16", "matmul_16_bf16", "matmul_8_int4", "matmul_16_int4"];
+        self.tensor(kernels, most_rows, sms, self)
     }
 
-    /// Whether there is a kernel in bf16 for so many rows, of so many inputs.
+    /// Whether there is a kernel in bf16 for so many rows, of so many inputs, that does what follows too.
     #[must_use]
     pub fn fits(most_rows: u32, inputs: u32) -> bool {
         most_rows <= Self::MOST_ROWS && inputs.is_multiple_of(32)
@@ -51,11 +60,50 @@ impl MatmulArgs {
     /// Outputs of a block.
     const TILE: u32 = 16;
 
-    /// On tensor cores, by the kernel for up to 8 or for up to 16 rows.
-    fn tensor<A>(self, kernels: [&'static str; 2], most_rows: u32, sms: u32, args: A) -> Launch<A> {
+    /// On tensor cores, by the kernel for up to 8 or for up to 16 rows, of weights in bf16 or in 4 bits.
+    fn tensor<A>(self, kernels: [&'static str; 4], most_rows: u32, sms: u32, args: A) -> Launch<A> {
         assert!(Self::fits(most_rows, self.inputs), "matmul: {most_rows} rows of {} inputs", self.inputs);
-        let kernel = kernels[usize::from(most_rows > 8)];
+        self.tiled(kernels[2 * usize::from(self.form > 0) + usize::from(most_rows > 8)], sms, args)
+    }
+
+    fn tiled<A>(self, kernel: &'static str, sms: u32, args: A) -> Launch<A> {
         Launch::new(kernel, [strided(self.outputs.div_ceil(Self::TILE), sms, 8), 1, 1], 256, args)
+    }
+}
+
+/// What kernels call weights of 4 bits, and 0 those that are not. There are none of E2M1.
+#[must_use]
+pub fn form_of(weights: Option<FourBitForm>) -> u32 {
+    match weights {
+        None | Some(FourBitForm::E2m1) => 0,
+        Some(FourBitForm::Symmetric) => 1,
+        Some(FourBitForm::Minima) => 2,
+        Some(FourBitForm::ZeroPoints) => 3,
+    }
+}
+
+/// A matrix of 4 bits as rows of bf16.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DequantiseArgs {
+    /// Its [records](crate::FourBitRecords).
+    pub records: Ptr,
+    /// bf16 `[outputs][inputs]`.
+    pub out: Ptr,
+    /// Inputs: a multiple of 32.
+    pub inputs: u32,
+    /// Outputs: a multiple of 8.
+    pub outputs: u32,
+    /// Its [form](form_of).
+    pub form: u32,
+}
+
+impl DequantiseArgs {
+    /// A warp for a record.
+    #[must_use]
+    pub fn launch(self, sms: u32) -> Launch<DequantiseArgs> {
+        let records = self.outputs.div_ceil(8) * self.inputs.div_ceil(128);
+        Launch::new("dequantise", [strided(records.div_ceil(8), sms, 8), 1, 1], 256, self)
     }
 }
 
@@ -74,7 +122,8 @@ impl MatmulActivateArgs {
     /// As [`MatmulArgs::launch`] in bf16.
     #[must_use]
     pub fn launch(self, most_rows: u32, sms: u32) -> Launch<MatmulActivateArgs> {
-        let kernels = ["matmul_8_activate", "matmul_16_activate"];
+        let kernels =
+            ["matmul_8_activate", "matmul_16_activate", "matmul_8_int4_activate", "matmul_16_int4_activate"];
         self.product.tensor(kernels, most_rows, sms, self)
     }
 }
@@ -96,7 +145,8 @@ impl MatmulNormArgs {
     /// As [`MatmulArgs::launch`] in bf16.
     #[must_use]
     pub fn launch(self, most_rows: u32, sms: u32) -> Launch<MatmulNormArgs> {
-        self.product.tensor(["matmul_8_norm", "matmul_16_norm"], most_rows, sms, self)
+        let kernels = ["matmul_8_norm", "matmul_16_norm", "matmul_8_int4_norm", "matmul_16_int4_norm"];
+        self.product.tensor(kernels, most_rows, sms, self)
     }
 }
 
@@ -124,7 +174,8 @@ impl MatmulHeadsArgs {
     #[must_use]
     pub fn launch(self, most_rows: u32, sms: u32) -> Launch<MatmulHeadsArgs> {
         assert!(Self::fits(self.heads.head_dim), "qkv: a head of {}", self.heads.head_dim);
-        self.product.tensor(["matmul_8_heads", "matmul_16_heads"], most_rows, sms, self)
+        let kernels = ["matmul_8_heads", "matmul_16_heads", "matmul_8_int4_heads", "matmul_16_int4_heads"];
+        self.product.tensor(kernels, most_rows, sms, self)
     }
 }
 

@@ -2,7 +2,9 @@
 
 /// Stands before every file.
 pub const PRELUDE: &str = include_str!("../../cuda/prelude.cuh");
-/// Behind it, also before every file: what products and attention do of the ops that follow them.
+/// Behind it, also before every file: matrices of 4 bits.
+pub const FOUR_BITS: &str = include_str!("../../cuda/four_bits.cuh");
+/// And what products and attention do of the ops that follow them.
 pub const TAILS: &str = include_str!("../../cuda/tails.cuh");
 
 /// A source file: one op.
@@ -24,7 +26,10 @@ impl File {
     /// What is compiled: what stands before, and the text.
     #[must_use]
     pub fn source(&self) -> String {
-        format!("{PRELUDE}#line 1 \"tails.cuh\"\n{TAILS}#line 1 \"{}.cu\"\n{}", self.name, self.text)
+        format!(
+            "{PRELUDE}#line 1 \"four_bits.cuh\"\n{FOUR_BITS}#line 1 \"tails.cuh\"\n{TAILS}#line 1 \"{}.cu\"\n{}",
+            self.name, self.text
+        )
     }
 
     /// Its kernels: lines that begin with `KERNEL(threads, registers) name(`, or with blocks of an SM as a third number.
@@ -101,7 +106,7 @@ mod tests {
     #[test]
     fn files_are_small_include_nothing_and_keep_ptx_in_the_prelude() {
         let files = FILES.iter().chain(CHECKS).map(|file| (file.name, file.text));
-        for (name, text) in files.chain([("prelude", PRELUDE), ("tails", TAILS)]) {
+        for (name, text) in files.chain([("prelude", PRELUDE), ("four_bits", FOUR_BITS), ("tails", TAILS)]) {
             assert!(text.starts_with("// "), "{name}: the first line says what it is");
             assert!(text.lines().count() <= 400, "{name}");
             assert!(!text.contains("#include"), "{name} includes");

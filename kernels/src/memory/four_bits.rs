@@ -82,7 +82,7 @@ pub(super) fn pack(
 ) -> Result<Buffer<u32>, KernelError> {
     let words = words(in_features, form);
     let mut packed = Buffer::zeroed(rows.len().next_multiple_of(PANEL) * words, "weights")?;
-    fill_panels(&mut packed, PANEL * words, rows, |panel, outputs| {
+    fill_panels(&mut packed, (PANEL * words, PANEL), rows, |panel, outputs| {
         for (step, packed) in panel.chunks_exact_mut(PANEL * step_rows(form)).enumerate() {
             for (output, (source, row)) in outputs.iter().enumerate() {
                 for block in 0..BLOCKS {
@@ -108,18 +108,18 @@ pub(super) fn pack(
 
 /// A block of an output.
 #[derive(Debug)]
-struct Block {
+pub(super) struct Block {
     /// From 0 to 15.
-    numbers: [u8; BLOCK],
+    pub(super) numbers: [u8; BLOCK],
     /// Bits of the scale.
-    scale: u16,
+    pub(super) scale: u16,
     /// Those of the minimum or the zero point.
-    beside: u16,
+    pub(super) beside: u16,
 }
 
 impl Block {
     /// The `inputs` weights from `from` on; what a block lacks is zero, or as near to it as may be.
-    fn read(
+    pub(super) fn read(
         source: &Source<'_>,
         from: usize,
         inputs: usize,

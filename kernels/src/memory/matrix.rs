@@ -167,7 +167,7 @@ fn pack_panels<T: FromSource, const PAIR: usize, const WHOLE: usize>(
 ) -> Result<Buffer<T>, KernelError> {
     let row = in_features.next_multiple_of(WHOLE);
     let mut packed = Buffer::zeroed(rows.len().next_multiple_of(PANEL) * row, "weights")?;
-    fill_panels(&mut packed, PANEL * row, rows, |panel, outputs| {
+    fill_panels(&mut packed, (PANEL * row, PANEL), rows, |panel, outputs| {
         for (run, packed) in panel.chunks_mut(RUN * PANEL).enumerate() {
             let inputs = RUN.min(in_features - run * RUN);
             for (output, (source, row)) in outputs.iter().enumerate() {
@@ -199,7 +199,7 @@ fn int8_words(in_features: usize) -> usize {
 fn pack_int8(in_features: usize, rows: &[Row<'_>]) -> Result<Buffer<u32>, KernelError> {
     let words = int8_words(in_features);
     let mut packed = Buffer::zeroed(rows.len().next_multiple_of(PANEL) * words, "weights")?;
-    fill_panels(&mut packed, PANEL * words, rows, |panel, outputs| {
+    fill_panels(&mut packed, (PANEL * words, PANEL), rows, |panel, outputs| {
         for (step, packed) in panel.chunks_exact_mut(PANEL * INT8_ROWS).enumerate() {
             for (output, (source, row)) in outputs.iter().enumerate() {
                 for block in 0..BLOCKS {

@@ -2,6 +2,7 @@
 
 mod buffer;
 mod codes;
+mod four_bit_records;
 mod four_bits;
 mod kv_cache;
 mod mapped;
@@ -17,6 +18,7 @@ mod weight_table;
 
 pub(crate) use buffer::Buffer;
 pub use codes::{Beside, Codes, FourBitForm, FourBits};
+pub use four_bit_records::FourBitRecords;
 pub(crate) use four_bits::E2M1;
 pub use kv_cache::{BlockId, KV_BLOCK_MULTIPLE, KvCache, KvShape, Rows};
 pub(crate) use kv_cache::{POSITIONS, Pages};

@@ -3,7 +3,6 @@
 //! Each panel is made of its own rows alone, so a matrix has the same bits whatever the threads.
 
 use super::Source;
-use super::panel_sizes::PANEL;
 use crate::KernelError;
 use std::num::NonZero;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -24,13 +23,13 @@ pub(super) fn rows<'a>(sources: &'a [Source<'a>], in_features: usize) -> Vec<Row
     sources.iter().flat_map(of_source).collect()
 }
 
-/// Fills `packed`, panels of `panel` elements, each of its own [`PANEL`] rows.
+/// Fills `packed`, panels of `panel` elements, each of so many rows of its own.
 ///
 /// # Errors
 /// That of the first panel for which `fill` has one.
 pub(super) fn fill_panels<T: Send>(
     packed: &mut [T],
-    panel: usize,
+    panel: (usize, usize),
     rows: &[Row<'_>],
     fill: impl Fn(&mut [T], &[Row<'_>]) -> Result<(), KernelError> + Sync,
 ) -> Result<(), KernelError> {
@@ -41,11 +40,11 @@ pub(super) fn fill_panels<T: Send>(
 fn fill_by<T: Send>(
     threads: usize,
     packed: &mut [T],
-    panel: usize,
+    (panel, rows_of_panel): (usize, usize),
     rows: &[Row<'_>],
     fill: impl Fn(&mut [T], &[Row<'_>]) -> Result<(), KernelError> + Sync,
 ) -> Result<(), KernelError> {
-    let panels = packed.chunks_exact_mut(panel.max(1)).zip(rows.chunks(PANEL)).enumerate();
+    let panels = packed.chunks_exact_mut(panel.max(1)).zip(rows.chunks(rows_of_panel)).enumerate();
     // With it the first failure, by its panel: once there is one no further panel is begun, and those before it are.
     let left = Mutex::new((panels, None));
     let work = || {
@@ -82,6 +81,7 @@ fn threads() -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::panel_sizes::PANEL;
     use super::*;
 
     #[test]
@@ -99,7 +99,7 @@ mod tests {
                 }
                 Ok(())
             };
-            fill_by(threads, &mut packed, PANEL * 3, &rows, fill).unwrap();
+            fill_by(threads, &mut packed, (PANEL * 3, PANEL), &rows, fill).unwrap();
             packed
         };
         for threads in [1, 2, 7, 100] {
@@ -116,7 +116,7 @@ mod tests {
         let rows = rows(&sources, 1);
         for threads in [1, 3, 8] {
             let mut packed = vec![0_u32; 50 * PANEL];
-            let found = fill_by(threads, &mut packed, PANEL, &rows, |_, rows| {
+            let found = fill_by(threads, &mut packed, (PANEL, PANEL), &rows, |_, rows| {
                 let elements = rows[0].1;
                 if elements < 20 * PANEL {
                     return Ok(());

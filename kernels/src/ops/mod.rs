@@ -52,6 +52,11 @@ macro_rules! each_op {
                 [matmul_cases::matmul_is_the_cpus, matmul_cases::a_row_has_the_same_bits_in_any_bucket,
                  tail_cases::activations_in_products_are_those_behind_them, tail_cases::norms_by_the_last_block_are_those_behind_it,
                  tail_cases::heads_by_their_last_blocks_are_those_behind_them];
+            dequantise () ["dequantise"]
+                [four_bit_cases::weights_of_four_bits_are_widened_with_one_rounding,
+                 four_bit_cases::products_with_four_bits_are_those_of_their_numbers,
+                 four_bit_cases::products_with_four_bits_have_the_bits_of_the_widened_ones,
+                 four_bit_cases::a_row_with_four_bits_has_the_same_bits_in_any_bucket];
             route (Route) ["route"] [expert_cases::rows_go_to_the_cpus_experts];
             matmul_experts (MatmulExperts) ["experts"]
                 [expert_cases::products_of_experts_are_the_cpus, expert_cases::a_row_has_the_bits_of_a_product_with_its_expert];

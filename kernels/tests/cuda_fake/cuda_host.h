@@ -186,6 +186,11 @@ inline float of_bf16(uint32_t u) {
     memcpy(&x, &u, 4);
     return x;
 }
+inline float of_half(uint16_t h) {
+    const int exponent = h >> 10 & 31, fraction = h & 1023;
+    const float size = exponent == 31 ? (fraction ? NAN : INFINITY) : exponent ? ldexpf(1024 + fraction, exponent - 25) : ldexpf(fraction, -24);
+    return h >> 15 ? -size : size;
+}
 inline float exp2(float x) { return ::exp2f(x); }
 inline void copy_async(void *to, const void *from, bool wanted) {
     memset(to, 0xFF, 16); // NaN
@@ -255,6 +260,15 @@ template <class T> T atomicOr(T *p, T v) { T old = *p; *p |= v; return old; }
 template <class T> T atomicMin(T *p, T v) { T old = *p; *p = v < old ? v : old; return old; }
 inline float __uint_as_float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 inline uint32_t __float_as_uint(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
+// Byte i of the result is the one of x (0 to 3) or y (4 to 7) that digit i of the selector says.
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+    uint32_t all = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t from = selector >> 4 * i & 7;
+        all |= ((from < 4 ? x : y) >> 8 * (from % 4) & 255) << 8 * i;
+    }
+    return all;
+}
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use faser_kernels::collective::part;
 use faser_kernels::cuda::{
     ATTENTION_SPLITS, Arena, AttentionArgs, BLOCK_SIZE, CudaError, CudaLane, DeviceBuffer, DraftStepArgs,
-    Flags, Gpu, LogitStats, LogitStatsArgs, LogprobFound, Ptr, QkvArgs,
+    Element, Flags, Gpu, LogitStats, LogitStatsArgs, LogprobFound, MatmulArgs, Ptr, QkvArgs,
 };
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::sampling::CANDIDATES;
@@ -66,6 +66,21 @@ impl CudaSizes {
         CudaSizes::bucket(self.max_rows)
     }
 
+    /// Whether matrices of 4 bits are widened for some of the passes.
+    pub(super) fn widens(&self) -> bool {
+        self.rows() > MatmulArgs::MOST_FOUR_BIT_ROWS as usize
+    }
+
+    /// Bytes of the largest matrix of a shard of such a model, widened.
+    fn widened_bytes(&self, own: &ModelConfig) -> u64 {
+        if !self.widens() {
+            return 0;
+        }
+        let streams = if own.head.is_some() { 2 } else { 1 };
+        let widest = (streams * (own.q_width() + 2 * own.kv_width())).max(own.mlp_width());
+        (own.hidden * widest * Element::Bf16.bytes()) as u64
+    }
+
     pub(super) fn logit_rows(&self) -> usize {
         CudaSizes::bucket(self.max_logit_rows.max(1))
     }
@@ -115,7 +130,8 @@ impl CudaSizes {
     pub fn workspace_bytes(&self, whole: &ModelConfig, shard: Shard, dtype: Dtype) -> u64 {
         let config = &shard.config(whole);
         let (rows, logit_rows, f32) = (self.rows() as u64, self.logit_rows() as u64, size_of::<f32>() as u64);
-        let held = dtype.bytes() as u64;
+        let held = dtype.beside().bytes() as u64;
+        let widened = if dtype == Dtype::Int4 { self.widened_bytes(config) } else { 0 };
         let (hidden, q, kv) = (config.hidden as u64, config.q_width() as u64, config.kv_width() as u64);
         let (mlp, activated) = (config.mlp_width() as u64, config.activated_width() as u64);
         let branch = if config.norms_after() { hidden } else { 0 };
@@ -131,7 +147,7 @@ impl CudaSizes {
         let tickets = 4 * self.tickets(config) as u64;
         let penalties = (self.max_sequences * PenaltyTables::bytes_each(whole)) as u64;
         let group = GroupBuffers::bytes(whole, shard, self);
-        let experts = ExpertBuffers::bytes(config, self.rows(), dtype.bytes()) as u64;
+        let experts = ExpertBuffers::bytes(config, self.rows(), held as usize) as u64;
         let staging = (staging + steps + drafted) as u64 + self.head_bytes(whole, held);
         rows * row
             + attention
@@ -142,6 +158,7 @@ impl CudaSizes {
             + penalties
             + group
             + experts
+            + widened
             + FIXED_BYTES
     }
 
@@ -168,7 +185,7 @@ impl CudaSizes {
     /// Bytes that [`super::CudaPasses::attach`] takes, beside the pages.
     pub fn attached_bytes(&self, head: &ModelConfig, dtype: Dtype) -> u64 {
         let streams = head.head.as_ref().map_or(0, HeadSpec::streams_width);
-        let row = streams * (size_of::<f32>() + dtype.bytes()) + head.hidden * size_of::<f32>();
+        let row = streams * (size_of::<f32>() + dtype.beside().bytes()) + head.hidden * size_of::<f32>();
         (self.rows() * row) as u64
     }
 

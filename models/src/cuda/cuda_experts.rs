@@ -116,22 +116,13 @@ impl CudaPasses {
                 activation: spec.activation as u32,
                 gated: 1,
             };
-            let product = Product {
-                element,
-                x,
-                w: of_all.inputs.ptr(),
-                bias: ptr(&of_all.inputs_bias),
-                out: mlp,
-                rows: rows.bucket,
-                inputs: hidden,
-                outputs: 2 * width,
-                add: false,
-            };
+            let bias = ptr(&of_all.inputs_bias);
+            let product = self.product(&of_all.inputs, x, bias, mlp, [hidden, 2 * width]);
+            let product = Product { rows: rows.bucket, ..product };
             self.multiply_then(product, rows.counts, Then::Activate(args))?;
-            let (w, bias) = (of_all.output.ptr(), ptr(&of_all.output_bias));
-            let product =
-                Product { x: activated, w, bias, out: shared, inputs: width, outputs: hidden, ..product };
-            self.multiply(product, rows.counts)?;
+            let bias = ptr(&of_all.output_bias);
+            let product = self.product(&of_all.output, activated, bias, shared, [width, hidden]);
+            self.multiply(Product { rows: rows.bucket, ..product }, rows.counts)?;
         }
         self.lane.launch(&inputs.activate(element, most, sms))?;
         self.lane.launch(&outputs.launch(element, most, sms))?;

@@ -124,6 +124,7 @@ impl CudaPasses {
                 inputs: wide,
                 outputs: *width,
                 add: false,
+                four_bits: None,
             },
         );
         let norm_after = fusion.norm_after.as_ref().map(|weight| {
@@ -309,9 +310,8 @@ impl CudaPasses {
             let args = norm(self.x.ptr(), stream, self.x.ptr(), hidden);
             self.lane.launch(&args.launch(Element::F32, bucket, sms))?;
         }
-        let (x, w) = (self.normed.ptr(), layer.attention.inputs.ptr());
-        let (inputs, bias) = (2 * hidden, Ptr::NULL);
-        let product = Product { element, x, w, bias, out, rows: rows.bucket, inputs, outputs, add: false };
-        self.multiply(product, rows.counts)
+        let (matrix, x) = (&layer.attention.inputs, self.normed.ptr());
+        let product = self.product(matrix, x, Ptr::NULL, out, [2 * hidden, outputs]);
+        self.multiply(Product { rows: rows.bucket, ..product }, rows.counts)
     }
 }

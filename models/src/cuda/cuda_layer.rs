@@ -5,12 +5,14 @@
 use std::ops::Range;
 
 use faser_kernels::cuda::{
-    ActivateArgs, AttentionArgs, CudaError, DeviceBuffer, Element, GatherRowsArgs, MatmulActivateArgs,
-    MatmulArgs, MatmulHeadsArgs, MatmulNormArgs, Product, Ptr, QkvArgs, RmsNormArgs,
+    ActivateArgs, AttentionArgs, CudaError, DequantiseArgs, DeviceBuffer, Element, GatherRowsArgs,
+    MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs, Product, Ptr, QkvArgs, RmsNormArgs,
+    form_of,
 };
 
 use super::cuda_model::{CudaBranch, ptr};
 use super::pass::Work;
+use super::rows_packer::CudaMatrix;
 use super::staged::RowArrays;
 use super::{CudaModel, CudaPasses};
 use crate::layer::MlpBranch;
@@ -214,10 +216,8 @@ impl CudaPasses {
                 self.norm_of(self.x.ptr(), ptr(&branch.norm_before), self.normed.ptr(), through.counts);
             self.lane.launch(&args.launch(self.model.element, through.bucket as u32, self.lane.sms()))?;
         }
-        let (x, w, element) = (self.normed.ptr(), branch.inputs.ptr(), self.model.element);
-        let product =
-            Product { element, x, w, bias, out, rows: rows.bucket, inputs: hidden, outputs, add: false };
-        self.multiply_then(product, rows.counts, then)
+        let product = self.product(&branch.inputs, self.normed.ptr(), bias, out, [hidden, outputs]);
+        self.multiply_then(Product { rows: rows.bucket, ..product }, rows.counts, then)
     }
 
     /// Projects what a branch computed back, and adds it to the residual stream. A rank has a share of the sum: without a norm the first adds
@@ -229,14 +229,14 @@ impl CudaPasses {
         inputs: usize,
         next: Option<Ptr>,
     ) -> Result<bool, CudaError> {
-        let (rows, element) = (self.pass.rows.through(), self.model.element);
+        let rows = self.pass.rows.through();
         let outputs = self.model.config.hidden;
-        let (w, bias) = (branch.output.ptr(), ptr(&branch.output_bias));
         let (out, add) = match &branch.norm_after {
             None => (self.x.ptr(), self.model.shard().is_first()),
             Some(_) => (self.branch.ptr(), false),
         };
-        let product = Product { element, x, w, bias, out, rows: rows.bucket, inputs, outputs, add };
+        let product = self.product(&branch.output, x, ptr(&branch.output_bias), out, [inputs, outputs]);
+        let product = Product { rows: rows.bucket, add, ..product };
         if let Some(next) = next.filter(|_| branch.norm_after.is_none() && !self.is_split()) {
             let norm = self.norm_of(out, next, self.normed.ptr(), rows.counts);
             self.multiply_then(product, rows.counts, Then::Norm(norm))?;
@@ -273,11 +273,25 @@ impl CudaPasses {
         RmsNormArgs { x, weight, out, rows, cols, x_stride: cols, out_stride: cols, eps: config.rms_eps }
     }
 
+    /// A product of no rows yet with a matrix of so many inputs and outputs, which replaces what `out` holds.
+    pub(super) fn product(
+        &self,
+        matrix: &CudaMatrix,
+        x: Ptr,
+        bias: Ptr,
+        out: Ptr,
+        [inputs, outputs]: [usize; 2],
+    ) -> Product {
+        let (element, w, four_bits) = (self.model.element, matrix.ptr(), matrix.four_bits());
+        Product { element, x, w, bias, out, rows: 0, inputs, outputs, add: false, four_bits }
+    }
+
     /// A product, and what is done with its rows: by our own kernel together, where there are few.
     pub(super) fn multiply_then(&mut self, product: Product, rows: Ptr, then: Then) -> Result<(), CudaError> {
         let (most, sms, element) = (product.rows as u32, self.lane.sms(), product.element);
         let tickets = self.tickets.ptr();
-        match (own_kernel(&product, rows), then) {
+        let together = own_kernel(&product, rows).filter(|own| MatmulArgs::fits(most, own.inputs));
+        match (together, then) {
             (Some(product), Then::Heads(heads)) if MatmulHeadsArgs::fits(heads.head_dim) => {
                 return self.lane.launch(&MatmulHeadsArgs { product, heads, tickets }.launch(most, sms));
             }
@@ -298,19 +312,30 @@ impl CudaPasses {
         }
     }
 
-    /// By our own kernel where there are few rows, else by cublasLt; `rows` is where their number is.
+    /// By our own kernel where there are few rows, else by cublasLt, of weights of 4 bits once they are widened; `rows` is where their number is.
     pub(super) fn multiply(&mut self, product: Product, rows: Ptr) -> Result<(), CudaError> {
-        match own_kernel(&product, rows) {
-            Some(own) => self.lane.launch(&own.launch(product.element, product.rows as u32, self.lane.sms())),
-            None => self.lane.multiply(&product),
+        let sms = self.lane.sms();
+        match (own_kernel(&product, rows), &self.widened) {
+            (Some(own), _) => self.lane.launch(&own.launch(product.element, product.rows as u32, sms)),
+            (None, Some(widened)) if product.four_bits.is_some() => {
+                let Product { w: records, inputs, outputs, four_bits, .. } = product;
+                let (out, form) = (widened.ptr(), form_of(four_bits));
+                let (inputs, outputs) = (inputs as u32, outputs as u32);
+                self.lane.launch(&DequantiseArgs { records, out, inputs, outputs, form }.launch(sms))?;
+                self.lane.multiply(&Product { w: out, four_bits: None, ..product })
+            }
+            _ => self.lane.multiply(&product),
         }
     }
 }
 
 /// Our own kernel's arguments, for few rows in bf16; none elsewhere.
 fn own_kernel(product: &Product, rows: Ptr) -> Option<MatmulArgs> {
-    let Product { element, x, w, bias, out, inputs, outputs, add, .. } = *product;
-    let (inputs, outputs, add) = (inputs as u32, outputs as u32, u32::from(add));
-    let few = element == Element::Bf16 && MatmulArgs::fits(product.rows as u32, inputs);
-    few.then_some(MatmulArgs { x, w, bias, out, rows, inputs, outputs, add })
+    let Product { element, x, w, bias, out, inputs, outputs, add, four_bits, .. } = *product;
+    let (inputs, outputs, add, form) = (inputs as u32, outputs as u32, u32::from(add), form_of(four_bits));
+    let few = match four_bits {
+        None => element == Element::Bf16 && MatmulArgs::fits(product.rows as u32, inputs),
+        Some(_) => product.rows <= MatmulArgs::MOST_FOUR_BIT_ROWS as usize,
+    };
+    few.then_some(MatmulArgs { x, w, bias, out, rows, inputs, outputs, add, form })
 }

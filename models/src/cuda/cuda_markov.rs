@@ -65,6 +65,7 @@ impl CudaPasses {
             inputs,
             outputs,
             add: false,
+            four_bits: None,
         };
         match &weights.mix {
             None => {

@@ -1,5 +1,6 @@
 //! The weights of a model in a GPU's memory, row after row as kernels and cublasLt take them.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
@@ -7,9 +8,11 @@ use faser_kernels::cuda::{
 };
 use faser_kernels::{Dtype, RopeTable, Source};
 
+use super::rows_packer::{CudaMatrix, RowsPacker};
+use crate::checkpoint::has_weights;
 use crate::experts::ExpertsBranch;
 use crate::layer::Branch;
-use crate::load::{Held, Packer, ROUTER, Shapes, Tensors, counted, load};
+use crate::load::{Held, HeldRows, Likely, Packing, Shapes, Tensors, counted, load, open_files};
 use crate::model::{HeadParts, Parts, rope_tables};
 use crate::{Experts, Mlp, ModelConfig, ModelError, Progress, Shard, WeightSource};
 
@@ -29,13 +32,13 @@ pub struct CudaModel {
 }
 
 /// A branch's weights on a GPU.
-pub(super) type CudaBranch = Branch<DeviceBuffer, DeviceBuffer>;
+pub(super) type CudaBranch = Branch<CudaMatrix, DeviceBuffer>;
 
 /// A branch of experts on a GPU: what all have of a kind stands in one piece, expert after expert.
-pub(super) type CudaExperts = ExpertsBranch<DeviceBuffer, DeviceBuffer>;
+pub(super) type CudaExperts = ExpertsBranch<CudaMatrix, DeviceBuffer>;
 
 /// A model's weights on a GPU.
-pub(super) type CudaParts = Parts<DeviceBuffer, DeviceBuffer, DeviceBuffer>;
+pub(super) type CudaParts = Parts<DeviceBuffer, CudaMatrix, DeviceBuffer>;
 
 /// Where an optional vector is.
 pub(super) fn ptr(buffer: &Option<DeviceBuffer>) -> Ptr {
@@ -84,12 +87,12 @@ impl CudaModel {
             let element = element(dtype)?;
             CudaModel::has_kernels(&config)?;
             fits(gpu, &config, element)?;
-            let needed_bytes = CudaModel::weight_bytes(&config, shard, dtype)?;
+            let needed_bytes = CudaModel::weight_bytes(&config, source.path(), shard, dtype)?;
             let (free_bytes, total_bytes) = gpu.memory()?;
             if needed_bytes > free_bytes as u64 {
                 return Err(CudaError::Weights { needed_bytes, dtype, free_bytes, total_bytes }.into());
             }
-            CudaModel::of_tensors((gpu, config, shard), target, element, tensors, progress)
+            CudaModel::of_tensors((gpu, config, shard), target, dtype, tensors, progress)
         })
     }
 
@@ -97,37 +100,48 @@ impl CudaModel {
     pub(crate) fn of_tensors(
         (gpu, config, shard): (&Arc<Gpu>, ModelConfig, Shard),
         target: Option<&CudaModel>,
-        element: Element,
+        dtype: Dtype,
         tensors: &mut dyn Tensors,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<CudaModel, ModelError> {
         let mut upload = Upload::new(gpu)?;
-        let fill = |buffer: &DeviceBuffer, element, sources: &[Source<'_>]| {
-            let mut first = 0;
-            for source in sources {
-                upload.numbers(buffer, first, *source, element)?;
-                first += source.len();
+        let fill = |buffer: &DeviceBuffer, held, sources: &[Source<'_>]| match held {
+            HeldRows::FourBits(records) => upload.four_bits(buffer, records, sources),
+            HeldRows::Numbers(dtype) => {
+                let (mut first, element) = (0, element(dtype)?);
+                for source in sources {
+                    upload.numbers(buffer, first, *source, element)?;
+                    first += source.len();
+                }
+                Ok(())
             }
-            Ok(())
         };
-        let mut packer = RowsPacker::new(gpu, element, true, fill);
+        let element = element(dtype)?;
+        let mut packer = RowsPacker::new(gpu, Packing::new(&config, dtype), true, fill);
         let target = target.filter(|target| target.element == element).map(|target| &target.parts);
         let parts = load(&config, shard, target, tensors, &mut packer, progress)?;
         CudaModel::new(gpu, (config, shard), element, parts, upload)
     }
 
-    /// A rank's shard of a model whose tensors `fill` fills, one after the other; it is told what each is held in.
+    /// A rank's shard of a model whose tensors `fill` fills, one after the other; it is told what each is held in, or nothing of one of 4 bits.
     ///
     /// # Errors
     /// What `fill` says, or the GPU has not enough memory.
     pub fn filled(
         gpu: &Arc<Gpu>,
         (config, shard): (ModelConfig, Shard),
-        element: Element,
-        mut fill: impl FnMut(&DeviceBuffer, Element) -> Result<(), CudaError>,
+        dtype: Dtype,
+        mut fill: impl FnMut(&DeviceBuffer, Option<Element>) -> Result<(), CudaError>,
     ) -> Result<CudaModel, ModelError> {
-        let fill = |buffer: &DeviceBuffer, element, _: &[Source<'_>]| Ok(fill(buffer, element)?);
-        let mut packer = RowsPacker::new(gpu, element, false, fill);
+        let fill = |buffer: &DeviceBuffer, held, _: &[Source<'_>]| {
+            let element = match held {
+                HeldRows::Numbers(dtype) => Some(element(dtype)?),
+                HeldRows::FourBits(_) => None,
+            };
+            Ok(fill(buffer, element)?)
+        };
+        let element = element(dtype)?;
+        let mut packer = RowsPacker::new(gpu, Packing::new(&config, dtype), false, fill);
         let parts = load(&config, shard, None, &mut Shapes, &mut packer, &mut |_| {})?;
         CudaModel::new(gpu, (config, shard), element, parts, Upload::new(gpu)?)
     }
@@ -168,13 +182,26 @@ impl CudaModel {
         Ok(())
     }
 
-    /// Bytes of GPU memory that the weights of a shard of such a model take.
+    /// Bytes of GPU memory that the weights of a shard of such a model take; in int4 by the headers of its files, which say what they have in 4 bits,
+    /// if they are in `path`.
     ///
     /// # Errors
-    /// There are no kernels for the dtype, or for the layers.
-    pub fn weight_bytes(whole: &ModelConfig, shard: Shard, dtype: Dtype) -> Result<u64, ModelError> {
+    /// There are no kernels for the dtype, or for the layers; or the files are damaged, or of another shape.
+    pub fn weight_bytes(
+        whole: &ModelConfig,
+        path: Option<&Path>,
+        shard: Shard,
+        dtype: Dtype,
+    ) -> Result<u64, ModelError> {
         CudaModel::has_kernels(whole)?;
-        let weights = counted(whole, shard, &mut Shapes, Held::Rows(element(dtype)?.bytes()))?;
+        element(dtype)?;
+        let held = Held::Rows(Packing::new(whole, dtype));
+        let weights = match path {
+            Some(path) if dtype == Dtype::Int4 && has_weights(path) => {
+                open_files(path, whole, |tensors| counted(whole, shard, tensors, held))?
+            }
+            _ => counted(whole, shard, &mut Likely::of(whole), held)?,
+        };
         let has_own = |layer: &usize| {
             whole.layers[*layer].attention.rope.is_some() && whole.turns_like(*layer).is_none()
         };
@@ -201,9 +228,14 @@ impl CudaModel {
     /// Bytes of the matrices that every pass reads: those of the layers, and the LM head. Of experts it is all, of which a pass reads those that its
     /// rows go to.
     pub fn read_bytes(&self) -> u64 {
-        let bytes = |matrix: &DeviceBuffer| matrix.bytes() as u64;
+        let bytes = |matrix: &CudaMatrix| matrix.bytes() as u64;
         let Parts { layers, head, .. } = &self.parts;
         layers.iter().map(|layer| layer.bytes(bytes, |_| 0)).sum::<u64>() + bytes(head)
+    }
+
+    /// Numbers of the largest matrix of 4 bits.
+    pub(super) fn most_widened(&self) -> Option<usize> {
+        self.parts.layers.iter().flat_map(|layer| layer.matrices()).filter_map(CudaMatrix::widens_to).max()
     }
 
     /// Stages of keys and values that attention has under way on this GPU.
@@ -239,45 +271,6 @@ impl CudaModel {
     }
 }
 
-/// Rows in a GPU's memory, which `fill` fills with their sources, one after the other.
-struct RowsPacker<'a, F> {
-    gpu: &'a Arc<Gpu>,
-    element: Element,
-    reads: bool,
-    fill: F,
-    /// Of which expert, of how many, what comes next is, and how much of it came.
-    expert: Option<(usize, usize)>,
-    came: usize,
-    /// Of each kind of tensor that an expert has, those of all.
-    stacks: Vec<DeviceBuffer>,
-}
-
-impl<'a, F> RowsPacker<'a, F> {
-    fn new(gpu: &'a Arc<Gpu>, element: Element, reads: bool, fill: F) -> RowsPacker<'a, F> {
-        RowsPacker { gpu, element, reads, fill, expert: None, came: 0, stacks: Vec::new() }
-    }
-}
-
-impl<F: FnMut(&DeviceBuffer, Element, &[Source<'_>]) -> Result<(), ModelError>> RowsPacker<'_, F> {
-    fn buffer(&mut self, sources: &[Source<'_>], element: Element) -> Result<DeviceBuffer, ModelError> {
-        let bytes = sources.iter().map(Source::len).sum::<usize>() * element.bytes();
-        let buffer = match self.expert {
-            None => DeviceBuffer::unfilled(self.gpu, bytes, "a tensor of the weights")?,
-            Some((expert, count)) => {
-                // Thousands of small pieces would each be rounded up to the driver's own.
-                if expert == 0 {
-                    let what = "a tensor of all experts of a layer";
-                    self.stacks.push(DeviceBuffer::unfilled(self.gpu, count * bytes, what)?);
-                }
-                self.came += 1;
-                self.stacks[self.came - 1].part(expert * bytes, bytes)
-            }
-        };
-        (self.fill)(&buffer, element, sources)?;
-        Ok(buffer)
-    }
-}
-
 /// Copies the map of the tokens that a head proposes to its GPU, if it has one: where each token of the vocabulary is among them.
 fn places_on(
     gpu: &Arc<Gpu>,
@@ -307,58 +300,13 @@ fn copy_rope(gpu: &Arc<Gpu>, upload: &mut Upload, rope: &RopeTable) -> Result<De
     Ok(buffer)
 }
 
-impl<F: FnMut(&DeviceBuffer, Element, &[Source<'_>]) -> Result<(), ModelError>> Packer for RowsPacker<'_, F> {
-    type Table = DeviceBuffer;
-    type Matrix = DeviceBuffer;
-    type Vector = DeviceBuffer;
-
-    fn reads(&self) -> bool {
-        self.reads
-    }
-
-    fn expert(&mut self, expert: Option<(usize, usize)>) {
-        (self.expert, self.came) = (expert, 0);
-        if expert.is_none() {
-            self.stacks.clear();
-        }
-    }
-
-    fn table(&mut self, _cols: usize, source: Source<'_>) -> Result<DeviceBuffer, ModelError> {
-        self.buffer(&[source], self.element)
-    }
-
-    fn matrix(
-        &mut self,
-        tensor: &str,
-        _inputs: usize,
-        sources: &[Source<'_>],
-    ) -> Result<DeviceBuffer, ModelError> {
-        let element = if tensor.ends_with(ROUTER) { Element::F32 } else { self.element };
-        self.buffer(sources, element)
-    }
-
-    fn vector(&mut self, sources: &[Source<'_>]) -> Result<DeviceBuffer, ModelError> {
-        self.buffer(sources, Element::F32)
-    }
-
-    /// Both are rows: it is there once.
-    fn tied_head(
-        &mut self,
-        embedding: &Arc<DeviceBuffer>,
-        _tensor: &str,
-        _inputs: usize,
-        _source: Source<'_>,
-    ) -> Result<Arc<DeviceBuffer>, ModelError> {
-        Ok(embedding.clone())
-    }
-}
-
+/// What kernels compute with, of a model that is held in `dtype`.
 fn element(dtype: Dtype) -> Result<Element, CudaError> {
     match dtype {
         Dtype::F32 => Ok(Element::F32),
-        Dtype::Bf16 => Ok(Element::Bf16),
-        Dtype::Int8 | Dtype::Int4 => {
-            Err(CudaError::Unfit(format!("{dtype} weights run on the CPU alone: choose bf16")))
+        Dtype::Bf16 | Dtype::Int4 => Ok(Element::Bf16),
+        Dtype::Int8 => {
+            Err(CudaError::Unfit(format!("{dtype} weights run on the CPU alone: choose bf16 or int4")))
         }
     }
 }

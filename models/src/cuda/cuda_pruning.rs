@@ -105,18 +105,9 @@ impl CudaPasses {
         self.final_norm(pass.tail.sample_rows, stride, (pass.sample_count(), bucket as u32))?;
         self.pass_on()?;
         let (out, outputs) = self.own_logits();
-        let product = Product {
-            element: model.element,
-            x: self.final_normed.ptr(),
-            w: model.parts.head.ptr(),
-            bias: Ptr::NULL,
-            out,
-            rows: bucket,
-            inputs: model.config.hidden,
-            outputs,
-            add: false,
-        };
-        self.multiply(product, pass.sample_count())?;
+        let (x, hidden) = (self.final_normed.ptr(), model.config.hidden);
+        let product = self.product(&model.parts.head, x, Ptr::NULL, out, [hidden, outputs]);
+        self.multiply(Product { rows: bucket, ..product }, pass.sample_count())?;
         if let Some(cap) = model.config.logit_soft_cap {
             let args = SoftCapArgs { x: out, rows: pass.sample_count(), cols: outputs as u32, cap };
             self.lane.launch(&args.launch(bucket as u32, self.lane.sms()))?;

@@ -7,6 +7,7 @@ use faser_kernels::Dtype;
 use faser_kernels::cuda::{BLOCK_SIZE, CudaError, DeviceBuffer, Element};
 
 use super::along::MarkovBuffers;
+use super::rows_packer::CudaMatrix;
 use super::{CudaModel, CudaSizes};
 use crate::ModelConfig;
 use crate::features::Fusion;
@@ -32,14 +33,14 @@ impl CudaFeaturePages {
 
     /// Bytes of a token, of a head of this shape.
     pub fn bytes_per_token(head: &ModelConfig, dtype: Dtype) -> u64 {
-        (head.hidden * dtype.bytes()) as u64
+        (head.hidden * dtype.beside().bytes()) as u64
     }
 }
 
 /// The writer's end, with room for its passes.
 pub(super) struct FeatureWriter {
     pub(super) pages: Arc<CudaFeaturePages>,
-    pub(super) fusion: Arc<Fusion<DeviceBuffer, DeviceBuffer>>,
+    pub(super) fusion: Arc<Fusion<CudaMatrix, DeviceBuffer>>,
     /// f32 `[rows][streams * hidden]`.
     pub(super) streams: DeviceBuffer,
     /// The element's: the same, normed.

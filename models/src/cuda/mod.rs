@@ -15,6 +15,7 @@ mod feature_buffers;
 mod pass;
 mod penalties;
 mod recently_used;
+mod rows_packer;
 mod sampler;
 mod staged;
 

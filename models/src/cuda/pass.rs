@@ -19,10 +19,10 @@
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
-    Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
-    Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, Tile,
+    Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, EmbedArgs, Flags, Graph,
+    LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, Tile,
 };
-use faser_kernels::{BlockId, Dtype, Rows};
+use faser_kernels::{BlockId, Rows};
 
 use super::CudaModel;
 use super::along::StepsAlong;
@@ -97,6 +97,8 @@ pub struct CudaPasses {
     pub(super) activated: DeviceBuffer,
     /// Of a model that has experts.
     pub(super) experts: Option<ExpertBuffers>,
+    /// A matrix of 4 bits as bf16, for products of many rows; of a model and a lane that have both.
+    pub(super) widened: Option<DeviceBuffer>,
     pub(super) attention_sums: DeviceBuffer,
     pub(super) attention_stats: DeviceBuffer,
     /// Zeros, by which the last block of a kernel knows that it is.
@@ -145,7 +147,7 @@ impl CudaPasses {
         let lane = CudaLane::new(shares, drafts)?;
         let gpu = model.gpu.clone();
         let (config, own, shard) = (&model.config, &model.own, model.shard());
-        let dtype = if model.element == Element::F32 { Dtype::F32 } else { Dtype::Bf16 };
+        let dtype = model.element.dtype();
         let (rows, logit_rows, held) = (sizes.rows(), sizes.logit_rows(), model.element.bytes());
         let (hidden, q, kv) = (config.hidden, own.q_width(), own.kv_width());
         let of_head = if config.head.is_some() { sizes.head_input_bytes() } else { 0 };
@@ -170,6 +172,11 @@ impl CudaPasses {
             mlp: activations(rows, own.mlp_width() * f32)?,
             activated: activations(rows, own.activated_width() * held)?,
             experts: ExpertBuffers::new(&gpu, own, rows, model.element)?,
+            widened: model
+                .most_widened()
+                .filter(|_| sizes.widens())
+                .map(|numbers| DeviceBuffer::unfilled(&gpu, numbers * held, "a widened matrix"))
+                .transpose()?,
             attention_sums: activations(split_rows, config.head_dim * f32)?,
             attention_stats: activations(split_rows, 2 * f32)?,
             tickets: activations(sizes.tickets(own), size_of::<u32>())?,

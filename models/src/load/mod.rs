@@ -10,12 +10,13 @@ mod weight_source;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use faser_kernels::{Dtype, HeadRows, Make, Matrix, Slice, Source, Table, Vector};
+use faser_kernels::{Dtype, FourBitRecords, HeadRows, Make, Matrix, Slice, Source, Table, Vector};
 
 use self::cut::Cut;
+pub(crate) use self::open_files::open_files;
 pub use self::own_bits::OwnBits;
-pub(crate) use self::tensors::{EMBEDDING, HEAD, ROUTER, Tensors};
-pub(crate) use self::weight_sizes::{Counter, Held, Shapes, counted};
+pub(crate) use self::tensors::{EMBEDDING, HEAD, MARKOV, PROJECTION, ROUTER, Tensors};
+pub(crate) use self::weight_sizes::{Counter, Held, Likely, Shapes, counted};
 pub use self::weight_source::WeightSource;
 use crate::experts::{ExpertsBranch, GatedMlp};
 use crate::features::Fusion;
@@ -108,6 +109,44 @@ impl Packing {
             return Dtype::Int8;
         }
         self.dtype
+    }
+
+    /// How a GPU has a matrix. In int4 projections of layers are of 4 bits, where kernels take them so; those of experts, of which there are no such
+    /// kernels, all other matrices, and what a quantised checkpoint has in other bits, are bf16.
+    pub(crate) fn rows(
+        self,
+        tensor: &str,
+        inputs: usize,
+        sources: &[Source<'_>],
+        of_expert: bool,
+    ) -> HeldRows {
+        if tensor.ends_with(ROUTER) {
+            return HeldRows::Numbers(Dtype::F32);
+        }
+        let is_projection = tensor.ends_with(PROJECTION) && !tensor.starts_with(MARKOV) && !of_expert;
+        let stays = is_projection && (!self.quantised || sources.iter().all(has_own_bits));
+        let records =
+            if self.dtype == Dtype::Int4 && stays { FourBitRecords::of(inputs, sources) } else { None };
+        records.map_or(HeldRows::Numbers(self.dtype.beside()), HeldRows::FourBits)
+    }
+}
+
+/// How a GPU has a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeldRows {
+    /// Row after row of numbers.
+    Numbers(Dtype),
+    /// In 4 bits.
+    FourBits(FourBitRecords),
+}
+
+impl HeldRows {
+    /// Memory that it takes, in bytes.
+    pub(crate) fn bytes(self, sources: &[Source<'_>]) -> usize {
+        match self {
+            HeldRows::Numbers(dtype) => sources.iter().map(Source::len).sum::<usize>() * dtype.bytes(),
+            HeldRows::FourBits(records) => records.bytes(),
+        }
     }
 }
 
@@ -324,7 +363,7 @@ impl<P: Packer> Loader<'_, P> {
         const REASON: &str = "vocab_size, markov_rank";
         let MarkovSpec { kind, rank } = spec;
         let ModelConfig { hidden, vocab, stored_vocab, .. } = *self.config;
-        let name = |part: &str| format!("markov_head.{part}");
+        let name = |part: &str| format!("{MARKOV}{part}");
         let (before, bytes) = {
             let name = name("markov_w1.weight");
             let stored = self.tensors.tensor(&name, &[stored_vocab, rank], REASON)?;

@@ -8,7 +8,7 @@ use crate::gguf::{Gguf, GgufTensors, Parts, is_gguf};
 use crate::{Architecture, ModelConfig, ModelError, WeightQuantisation};
 
 /// Maps the files of `path`, reads their headers, and hands their tensors to `load`; `config` is the whole model's.
-pub(super) fn open_files<T>(
+pub(crate) fn open_files<T>(
     path: &Path,
     config: &ModelConfig,
     load: impl FnOnce(&mut dyn Tensors) -> Result<T, ModelError>,

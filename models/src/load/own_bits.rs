@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use faser_kernels::Source;
+use faser_kernels::{Dtype, Source};
 
 use super::open_files::open_files;
-use super::{Packer, has_own_bits, load};
+use super::{HeldRows, Packer, Packing, has_own_bits, load};
 use crate::checkpoint::has_weights;
 use crate::{ModelConfig, ModelError, Shard};
 
@@ -14,7 +14,9 @@ use crate::{ModelConfig, ModelError, Shard};
 pub struct OwnBits {
     /// Those that int4 holds in the 4 bits of the files.
     pub kept: usize,
-    /// Those that it holds in int8.
+    /// Those of them that a GPU does too.
+    pub on_gpu: usize,
+    /// Those that it holds in int8, and a GPU in bf16.
     pub others: usize,
     /// Why, of the first of these.
     pub why: Option<&'static str>,
@@ -26,17 +28,24 @@ impl ModelConfig {
     /// # Errors
     /// They are damaged, or of another shape.
     pub fn own_bits(&self, path: &Path) -> Result<OwnBits, ModelError> {
-        let mut found = OwnBits::default();
+        let packing = Packing::new(self, Dtype::Int4);
+        let mut counter = CountsOwnBits { packing, of_expert: false, found: OwnBits::default() };
         if self.head.is_none() && has_weights(path) {
             open_files(path, self, |tensors| {
-                load(self, Shard::WHOLE, None, tensors, &mut found, &mut |_| {}).map(drop)
+                load(self, Shard::WHOLE, None, tensors, &mut counter, &mut |_| {}).map(drop)
             })?;
         }
-        Ok(found)
+        Ok(counter.found)
     }
 }
 
-impl Packer for OwnBits {
+struct CountsOwnBits {
+    packing: Packing,
+    of_expert: bool,
+    found: OwnBits,
+}
+
+impl Packer for CountsOwnBits {
     type Table = ();
     type Matrix = ();
     type Vector = ();
@@ -45,18 +54,24 @@ impl Packer for OwnBits {
         false
     }
 
+    fn expert(&mut self, expert: Option<(usize, usize)>) {
+        self.of_expert = expert.is_some();
+    }
+
     fn table(&mut self, _cols: usize, _source: Source<'_>) -> Result<(), ModelError> {
         Ok(())
     }
 
-    fn matrix(&mut self, _tensor: &str, _inputs: usize, sources: &[Source<'_>]) -> Result<(), ModelError> {
-        let mut forms = sources.iter().map(Source::four_bit_form);
+    fn matrix(&mut self, tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<(), ModelError> {
+        let (mut forms, found) = (sources.iter().map(Source::four_bit_form), &mut self.found);
         if sources.iter().all(has_own_bits) {
-            self.kept += 1;
+            found.kept += 1;
+            let held = self.packing.rows(tensor, inputs, sources, self.of_expert);
+            found.on_gpu += usize::from(matches!(held, HeldRows::FourBits(_)));
         } else if forms.any(|form| form.is_some()) {
-            self.others += 1;
+            found.others += 1;
             let first = sources.iter().find_map(|source| source.four_bit_form()?.err());
-            self.why = self.why.or(first).or(Some("one with some that are not quantised"));
+            found.why = found.why.or(first).or(Some("one with some that are not quantised"));
         }
         Ok(())
     }

@@ -16,6 +16,10 @@ pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(crate) const HEAD: &str = "lm_head.weight";
 /// How the name of a router of experts ends.
 pub(crate) const ROUTER: &str = ".mlp.gate.weight";
+/// How the names of the projections of layers end.
+pub(crate) const PROJECTION: &str = "_proj.weight";
+/// How the names of what heads have beside their layers begin, of which some end so too.
+pub(crate) const MARKOV: &str = "markov_head.";
 
 /// The tensors of one model. Nothing is copied before it is read, and a tensor may be read more than once.
 pub(crate) trait Tensors {

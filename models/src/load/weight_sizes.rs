@@ -7,7 +7,7 @@ use faser_kernels::{Codes, Dtype, FourBitForm, FourBits, Make, Matrix, Source};
 use serde_json::Value;
 
 use super::open_files::open_files;
-use super::{Packer, Packing, ROUTER, Tensors, load};
+use super::{PROJECTION, Packer, Packing, Tensors, load};
 use crate::checkpoint::has_weights;
 use crate::config::Keys;
 use crate::model::Parts;
@@ -108,7 +108,7 @@ impl Tensors for Shapes {
 }
 
 /// The same, of a checkpoint whose projections of layers are quantised, if its config.json says so.
-struct Likely {
+pub(crate) struct Likely {
     codes: Option<LikelyCodes>,
     /// Those of experts alone.
     of_experts: bool,
@@ -117,7 +117,7 @@ struct Likely {
 struct LikelyCodes(Result<FourBitForm, &'static str>);
 
 impl Likely {
-    fn of(config: &ModelConfig) -> Likely {
+    pub(crate) fn of(config: &ModelConfig) -> Likely {
         let codes = config.quantised.map(|quantised| LikelyCodes(quantised.likely_form()));
         Likely { codes, of_experts: config.quantised == Some(WeightQuantisation::Mxfp4) }
     }
@@ -126,9 +126,7 @@ impl Likely {
 impl Tensors for Likely {
     fn tensor(&self, name: &str, shape: &[usize], reason: &str) -> Result<Source<'_>, ModelError> {
         match &self.codes {
-            Some(codes)
-                if name.ends_with("_proj.weight") && (!self.of_experts || name.contains(".experts.")) =>
-            {
+            Some(codes) if name.ends_with(PROJECTION) && (!self.of_experts || name.contains(".experts.")) => {
                 Ok(Source::Codes(shape.iter().product(), codes))
             }
             _ => Shapes.tensor(name, shape, reason),
@@ -153,8 +151,8 @@ impl Codes for LikelyCodes {
 pub(crate) enum Held {
     /// The CPU's panels.
     Panels(Packing),
-    /// Rows of numbers of so many bytes, but for routers, which are f32; a tied head is the embedding.
-    Rows(usize),
+    /// Rows, as a GPU has them; a tied head is the embedding.
+    Rows(Packing),
     /// Not at all: numbers are counted, and not their bytes.
     Numbers,
 }
@@ -162,13 +160,14 @@ pub(crate) enum Held {
 /// Packs nothing, and counts what packing would take.
 pub(crate) struct Counter {
     held: Held,
+    of_expert: bool,
     bytes: u64,
 }
 
 impl Counter {
     /// Nothing counted yet.
     pub(crate) fn new(held: Held) -> Counter {
-        Counter { held, bytes: 0 }
+        Counter { held, of_expert: false, bytes: 0 }
     }
 }
 
@@ -181,10 +180,13 @@ impl Packer for Counter {
         false
     }
 
+    fn expert(&mut self, expert: Option<(usize, usize)>) {
+        self.of_expert = expert.is_some();
+    }
+
     fn table(&mut self, _cols: usize, source: Source<'_>) -> Result<(), ModelError> {
         let each = match self.held {
-            Held::Panels(packing) => packing.dtype.beside().bytes(),
-            Held::Rows(bytes) => bytes,
+            Held::Panels(packing) | Held::Rows(packing) => packing.dtype.beside().bytes(),
             Held::Numbers => 1,
         };
         self.bytes += (source.len() * each) as u64;
@@ -194,9 +196,8 @@ impl Packer for Counter {
     fn matrix(&mut self, tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<(), ModelError> {
         self.bytes += match self.held {
             Held::Panels(packing) => Matrix::bytes_of(inputs, sources, packing.asked(tensor, sources)),
-            Held::Rows(bytes) => {
-                let bytes = if tensor.ends_with(ROUTER) { size_of::<f32>() } else { bytes };
-                (sources.iter().map(Source::len).sum::<usize>() * bytes) as u64
+            Held::Rows(packing) => {
+                packing.rows(tensor, inputs, sources, self.of_expert).bytes(sources) as u64
             }
             Held::Numbers => sources.iter().map(Source::len).sum::<usize>() as u64,
         };

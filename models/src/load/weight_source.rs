@@ -43,6 +43,14 @@ impl WeightSource {
         })
     }
 
+    /// Where its files are, if it is made of files.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            WeightSource::Folder(path, _) => Some(path),
+            WeightSource::Synthetic(_) | WeightSource::SyntheticDraft(_) => None,
+        }
+    }
+
     /// How many of the target's layers, the first, this model is, if it is no more than that: what they have in common need be there once.
     pub fn layers_of(&self, target: &WeightSource) -> Option<usize> {
         match (self, target) {

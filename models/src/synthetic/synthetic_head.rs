@@ -65,7 +65,7 @@ pub fn head_on_gpu(
 ) -> Result<CudaModel, ModelError> {
     let (config, mut tensors) = made(target.config(), streams, shape, seed)?;
     let place = (target.gpu(), config, Shard::WHOLE);
-    CudaModel::of_tensors(place, Some(target), target.element(), &mut tensors, &mut |_| {})
+    CudaModel::of_tensors(place, Some(target), target.element().dtype(), &mut tensors, &mut |_| {})
 }
 
 /// The shape of a head, and its numbers.

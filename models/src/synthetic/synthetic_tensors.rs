@@ -66,13 +66,14 @@ impl Synthetic {
 
 impl Tensors for Synthetic {
     fn total_bytes(&self) -> u64 {
-        counted(&self.config, Shard::WHOLE, &mut Shapes, Held::Rows(size_of::<f32>())).unwrap_or(0)
+        counted(&self.config, Shard::WHOLE, &mut Shapes, Held::Rows(Packing::new(&self.config, Dtype::F32)))
+            .unwrap_or(0)
     }
 
     fn prepare(&mut self, layer: usize) -> Result<(), ModelError> {
         let config = self.config.clone();
         let mut wanted = Wanted::default();
-        load_layer(&config, layer, &mut wanted, &mut Counter::new(Held::Rows(0)))?;
+        load_layer(&config, layer, &mut wanted, &mut Counter::new(Held::Numbers))?;
         self.layer.clear();
         for (name, outputs, inputs) in wanted.matrices.into_inner() {
             let part = name.trim_end_matches("_proj.weight").rsplit('.').next().unwrap_or_default();

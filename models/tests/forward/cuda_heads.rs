@@ -70,7 +70,7 @@ impl Lanes {
         let source = WeightSource::Folder(dir, Box::new(config.clone()));
         let before = gpu.memory().unwrap().0;
         let head = CudaModel::load_draft(&source, Shard::WHOLE, &target, dtype, &mut |_| {}).unwrap();
-        let planned = CudaModel::weight_bytes(&config, Shard::WHOLE, dtype).unwrap();
+        let planned = CudaModel::weight_bytes(&config, None, Shard::WHOLE, dtype).unwrap();
         // The map of tokens is beside them, and counted with the lane.
         let taken = (before - gpu.memory().unwrap().0) as u64;
         assert!(

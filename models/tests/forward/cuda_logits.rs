@@ -32,7 +32,7 @@ fn run(passes: &mut CudaPasses, input: &PassInput<'_>, cancels: bool) -> Result<
 }
 
 /// Logits of both sequences. If the first is cancelled after a layer, it has none.
-fn on_gpu(model: &Arc<CudaModel>, cancels: bool) -> Vec<f32> {
+pub(crate) fn on_gpu(model: &Arc<CudaModel>, cancels: bool) -> Vec<f32> {
     let found = on_gpu_by(model, &mut |passes, input, second| {
         let mut logits = run(passes, input, cancels)?;
         // The first time is asked for launch by launch, the second captured, the third comes by the graphs.
@@ -108,7 +108,7 @@ fn experts_on_tensor_cores_have_the_cpus_logits() {
             let (expected, source) = (on_cpu(&cpu).unwrap(), WeightSource::Synthetic(spec.clone()));
             let free = gpu.memory().unwrap().0;
             let cuda = CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {}).unwrap();
-            let needed = CudaModel::weight_bytes(cuda.config(), Shard::WHOLE, dtype).unwrap();
+            let needed = CudaModel::weight_bytes(cuda.config(), None, Shard::WHOLE, dtype).unwrap();
             let used = (free - gpu.memory().unwrap().0) as u64;
             assert!((needed..needed + 1024).contains(&used), "{used} bytes of {needed} in {dtype}");
             let layers = cuda.config().layers.len();

@@ -53,6 +53,7 @@ fn check(bench: &Bench<'_>, case: &Case, order: i32) {
         inputs: inputs as u32,
         outputs: outputs as u32,
         add: u32::from(add),
+        form: 0,
     };
     bench.run(&args.launch(element, bucket as u32, 1), order);
     for r in 0..rows {
@@ -115,6 +116,7 @@ pub(super) fn a_row_has_the_same_bits_in_any_bucket(bench: &Bench<'_>) {
             inputs: inputs as u32,
             outputs: outputs as u32,
             add: 0,
+            form: 0,
         };
         bench.run(&args.launch(Element::Bf16, bucket, 3), 0);
         out.read().to_vec()

@@ -4,6 +4,7 @@ mod attention_cases;
 pub mod case_bench;
 mod drafting_cases;
 mod expert_cases;
+mod four_bit_cases;
 mod markov_cases;
 mod matmul_cases;
 mod pruning_cases;

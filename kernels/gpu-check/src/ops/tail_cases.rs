@@ -47,6 +47,7 @@ impl Operands<'_> {
             inputs: inputs as u32,
             outputs: outputs as u32,
             add: u32::from(add),
+            form: 0,
         }
     }
 }

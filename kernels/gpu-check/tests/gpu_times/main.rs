@@ -19,7 +19,7 @@ use shapes::Shape;
 use time_model::{GPUS, microseconds, takes};
 
 /// What is predicted: a model, the GPUs that it is split over, a load, and what is done with it.
-const CASES: [(Shape, usize, Load, Pass); 16] = [
+const CASES: [(Shape, usize, Load, Pass); 23] = [
     (Shape::Llama1B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Llama8B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Qwen8B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
@@ -36,6 +36,13 @@ const CASES: [(Shape, usize, Load, Pass); 16] = [
     (Shape::Qwen30BA3B, 1, Load { sequences: 16, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Qwen30BA3B, 1, Load { sequences: 64, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Qwen30BA3B, 1, Load { sequences: 1, rows: 4, context: 512 }, Pass::Verify),
+    (Shape::Llama8BInt4, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Llama8BInt4, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::Verify),
+    (Shape::Llama8BInt4, 1, Load { sequences: 16, rows: 4, context: 512 }, Pass::Verify),
+    (Shape::Llama8BInt4, 1, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
+    (Shape::Llama8BInt4, 1, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
+    (Shape::Llama8BInt4, 8, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Qwen600MInt4, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::DraftStep),
 ];
 
 #[test]

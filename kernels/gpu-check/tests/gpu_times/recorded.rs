@@ -5,9 +5,9 @@ use std::mem::offset_of;
 
 use faser_gpu_check::Load;
 use faser_kernels::cuda::{
-    ActivateArgs, AttentionArgs, CompactRowsArgs, ConfidenceArgs, DrawArgs, EmbedArgs, ExpertsArgs,
-    GatherRowsArgs, LogitStatsArgs, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs,
-    PickArgs, QkvArgs, RmsNormArgs, RouterArgs, SumExpertsArgs,
+    ActivateArgs, AttentionArgs, CompactRowsArgs, ConfidenceArgs, DequantiseArgs, DrawArgs, EmbedArgs,
+    ExpertsArgs, GatherRowsArgs, LogitStatsArgs, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs,
+    MatmulNormArgs, PickArgs, QkvArgs, RmsNormArgs, RouterArgs, SumExpertsArgs,
 };
 use faser_models::ModelConfig;
 
@@ -177,6 +177,11 @@ const _: () = assert!(
         && offset_of!(MatmulHeadsArgs, product) == 0
 );
 
+/// Of a matrix of 4 bits: 576 bytes for 8 outputs and 128 inputs, and 64 more in the forms that are not symmetric.
+fn records_bytes(inputs: f64, outputs: f64, form: f64) -> f64 {
+    (outputs / 8.0).ceil() * (inputs / 128.0).ceil() * if form > 1.0 { 640.0 } else { 576.0 }
+}
+
 /// What a kernel in bf16 does.
 ///
 /// # Panics
@@ -200,9 +205,12 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
         _ if kernel.starts_with("matmul_") => {
             let (most, what) = if let Some(what) = kernel.strip_prefix("matmul_8_") {
                 (8.0, what)
+            } else if let Some(what) = kernel.strip_prefix("matmul_32_") {
+                (f64::from(MatmulArgs::MOST_FOUR_BIT_ROWS), what)
             } else {
                 (16.0, &kernel[10..])
             };
+            let what = if what == "int4" { "bf16" } else { what.trim_start_matches("int4_") };
             // Of a pass with more rows, it has those that get a token. The product's arguments stand first.
             let all = all.min(most);
             let [inputs, outputs, add] = [
@@ -211,6 +219,10 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 offset_of!(MatmulArgs, add),
             ]
             .map(|at| args.at(at));
+            let weights = match args.at(offset_of!(MatmulArgs, form)) {
+                0.0 => HELD * inputs * outputs,
+                form => records_bytes(inputs, outputs, form),
+            };
             let out = all * outputs;
             let (written, tails) = match what {
                 "bf16" => (F32 * out, 0.0),
@@ -221,11 +233,20 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 what => panic!("a product with {what} is not known here: what does it write?"),
             };
             Work::Product {
-                read: HELD * (inputs * outputs + all * inputs) + add * F32 * out,
+                read: weights + HELD * all * inputs + add * F32 * out,
                 written,
                 operations: 2.0 * all * inputs * outputs,
                 tails,
             }
+        }
+        "dequantise" => {
+            let [inputs, outputs, form] = [
+                offset_of!(DequantiseArgs, inputs),
+                offset_of!(DequantiseArgs, outputs),
+                offset_of!(DequantiseArgs, form),
+            ]
+            .map(|at| args.at(at));
+            Work::Moves { read: records_bytes(inputs, outputs, form), written: HELD * inputs * outputs }
         }
         "router" => {
             let [hidden, outputs] =

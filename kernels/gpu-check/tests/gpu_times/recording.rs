@@ -9,7 +9,7 @@ use faser_actors::{
     CancelSource, CudaBackend, CudaLaneSpec, DraftRunner, MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
 use faser_gpu_check::Load;
-use faser_kernels::cuda::{Element, Gpu, NcclRankSlot, Share, nccl_group};
+use faser_kernels::cuda::{Gpu, NcclRankSlot, Share, nccl_group};
 use faser_models::cuda::CudaModel;
 use faser_models::{ModelConfig, Shard};
 
@@ -54,7 +54,7 @@ pub(crate) fn record(shape: Shape, ranks: usize, load: Load, pass: Pass) -> (Vec
     let file = PathBuf::from(std::env::var(FILE).expect("a record is written"));
     let config = shape.config(file.parent().expect("it is in a folder"));
     let ends = Barrier::new(ranks);
-    let of_rank = &|rank, slot| run((rank, ranks), slot, &config, load, pass, &ends);
+    let of_rank = &|rank, slot| run((rank, ranks), slot, (shape, &config), load, pass, &ends);
     let (first, read_bytes) = if ranks == 1 {
         of_rank(0, None)
     } else {
@@ -97,14 +97,14 @@ fn of_first(text: &str) -> impl Iterator<Item = &str> {
 fn run(
     (rank, ranks): (usize, usize),
     slot: Option<&NcclRankSlot>,
-    config: &ModelConfig,
+    (shape, config): (Shape, &ModelConfig),
     load: Load,
     pass: Pass,
     ends: &Barrier,
 ) -> (usize, f64) {
     let gpu = Gpu::open(rank, None).expect("the fake GPU");
     let shard = Shard::of(rank, ranks);
-    let model = CudaModel::filled(&gpu, (config.clone(), shard), Element::Bf16, |_, _| Ok(()))
+    let model = CudaModel::filled(&gpu, (config.clone(), shard), shape.dtype(), |_, _| Ok(()))
         .expect("address space");
     let model = Arc::new(model);
     let drafts = pass == Pass::DraftStep;

@@ -1,12 +1,15 @@
 //! Models to be predicted, as their config.json on the hub says them.
 
+use faser_kernels::Dtype;
 use faser_models::ModelConfig;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     Llama1B,
     Llama8B,
+    Llama8BInt4,
     Qwen600M,
+    Qwen600MInt4,
     Qwen8B,
     Qwen30BA3B,
 }
@@ -16,9 +19,19 @@ impl Shape {
         match self {
             Shape::Llama1B => "Llama-3.2-1B",
             Shape::Llama8B => "Llama-3.1-8B",
+            Shape::Llama8BInt4 => "Llama-3.1-8B in int4",
             Shape::Qwen600M => "Qwen3-0.6B",
+            Shape::Qwen600MInt4 => "Qwen3-0.6B in int4",
             Shape::Qwen8B => "Qwen3-8B",
             Shape::Qwen30BA3B => "Qwen3-30B-A3B",
+        }
+    }
+
+    /// In what its matrices are held.
+    pub(crate) fn dtype(self) -> Dtype {
+        match self {
+            Shape::Llama8BInt4 | Shape::Qwen600MInt4 => Dtype::Int4,
+            _ => Dtype::Bf16,
         }
     }
 
@@ -26,8 +39,8 @@ impl Shape {
     pub(crate) fn config(self, folder: &std::path::Path) -> ModelConfig {
         let text = match self {
             Shape::Llama1B => LLAMA_1B,
-            Shape::Llama8B => LLAMA_8B,
-            Shape::Qwen600M => QWEN_600M,
+            Shape::Llama8B | Shape::Llama8BInt4 => LLAMA_8B,
+            Shape::Qwen600M | Shape::Qwen600MInt4 => QWEN_600M,
             Shape::Qwen8B => QWEN_8B,
             Shape::Qwen30BA3B => QWEN_30B_A3B,
         };

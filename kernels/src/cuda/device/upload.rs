@@ -4,8 +4,9 @@ use super::error::{CudaError, Named};
 use super::gpu::Gpu;
 use super::memory::{DeviceBuffer, Pinned, Plain};
 use super::sms::{Share, Stream};
+use crate::KernelError;
 use crate::cuda::Element;
-use crate::memory::{FromSource, Source};
+use crate::memory::{FourBitRecords, FromSource, Source};
 use cudarc::driver::result;
 use half::bf16;
 use std::sync::Arc;
@@ -45,16 +46,47 @@ impl Upload {
         len: usize,
         mut fill: impl FnMut(usize, &mut [T]),
     ) -> Result<(), CudaError> {
+        self.pieces(to, (first, len), 1, |from, values| {
+            fill(from, values);
+            Ok(())
+        })
+    }
+
+    /// Copies a matrix of 4 bits to `to`, which is as large.
+    ///
+    /// # Errors
+    /// The driver fails, or a weight is not finite, or enormous.
+    pub fn four_bits<E: From<CudaError> + From<KernelError>>(
+        &mut self,
+        to: &DeviceBuffer,
+        records: FourBitRecords,
+        sources: &[Source<'_>],
+    ) -> Result<(), E> {
+        let (len, eight) = (records.bytes() / size_of::<u32>(), records.eight_words());
+        self.pieces(to, (0, len), eight, |from, words| {
+            records.write(sources, from / eight * 8, words).map_err(E::from)
+        })
+    }
+
+    /// As [`Upload::values`]; pieces are whole multiples of `unit` values, and may be refused.
+    fn pieces<T: Plain, E: From<CudaError>>(
+        &mut self,
+        to: &DeviceBuffer,
+        (first, len): (usize, usize),
+        unit: usize,
+        mut fill: impl FnMut(usize, &mut [T]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let each = size_of::<T>();
         assert!((first + len) * each <= to.bytes(), "{len} values from {first} on in {} bytes", to.bytes());
-        let together = Self::HALF_BYTES / each;
+        let together = Self::HALF_BYTES / each / unit * unit;
+        assert!(together > 0, "{unit} values do not fit in half of what travels");
         for from in (0..len).step_by(together) {
             let count = together.min(len - from);
             let (pinned, stream) = &mut self.halves[self.next];
             // SAFETY: the stream lives. What it copied from this half is there.
             unsafe { result::stream::synchronize(stream.raw) }.named("cuStreamSynchronize")?;
             let values = pinned.slice_mut::<T>(0, count);
-            fill(from, values);
+            fill(from, values)?;
             // SAFETY: inside `to`, as asserted; the half is not written before its stream was waited for.
             unsafe { result::memcpy_htod_async(to.at((first + from) * each).0, values, stream.raw) }
                 .named("cuMemcpyHtoDAsync")?;
