@@ -54,7 +54,7 @@ KERNEL(256, 48) draw_tokens(DrawArgs a) {
     }
 }
 
-KERNEL(128, 32) pick_tokens(PickArgs a) {
+KERNEL(128, 40) pick_tokens(PickArgs a) {
     const u32 count = *a.count, warps = gridDim.x * (blockDim.x / WARP);
     for (u32 i = blockIdx.x * (blockDim.x / WARP) + warp(); i < count; i += warps) {
         u64 best = 0;

@@ -111,7 +111,7 @@ KERNEL(256, 80, 3) matmul_16_int4(MatmulArgs a) { matmul_alone<2, FourBits>(a); 
 KERNEL(256, 80, 3) matmul_8_int4_activate(MatmulActivateArgs a) { matmul_activate<1, FourBits>(a); }
 KERNEL(256, 80, 3) matmul_16_int4_activate(MatmulActivateArgs a) { matmul_activate<2, FourBits>(a); }
 KERNEL(256, 80, 3) matmul_8_int4_norm(MatmulNormArgs a) { matmul_norm<1, FourBits>(a); }
-KERNEL(256, 96, 2) matmul_16_int4_norm(MatmulNormArgs a) { matmul_norm<2, FourBits>(a); }
+KERNEL(256, 112, 2) matmul_16_int4_norm(MatmulNormArgs a) { matmul_norm<2, FourBits>(a); }
 KERNEL(256, 80, 3) matmul_8_int4_heads(MatmulHeadsArgs a) { matmul_heads<1, FourBits>(a); }
 KERNEL(256, 80, 3) matmul_16_int4_heads(MatmulHeadsArgs a) { matmul_heads<2, FourBits>(a); }
 

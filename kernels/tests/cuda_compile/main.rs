@@ -118,18 +118,31 @@ fn blocks(arch: &str, kernel: Kernel, usage: &KernelUsage) -> u32 {
 }
 
 /// Products on tensor cores by their names: 128-bit loads of weights that a thread has under way when the loop over the inputs begins to multiply,
-/// at least, and of how many in a round.
-const PRODUCTS: [(&[&str], usize, usize); 6] = [
-    (&["matmul_8_bf16", "matmul_8_activate", "matmul_8_norm", "matmul_8_heads"], 7, 8),
-    (&["experts_8", "experts_activate_8"], 8, 8),
-    (&["matmul_16_bf16", "matmul_16_activate"], 4, 4),
-    (&["matmul_16_norm"], 3, 4),
+/// at least, of how many in a round, and blocks on an SM, at least. A load of 4-bit weights has four times as many of them.
+const PRODUCTS: [(&[&str], usize, usize, u32); 8] = [
+    (&["matmul_8_bf16", "matmul_8_activate", "matmul_8_norm", "matmul_8_heads"], 7, 8, 3),
+    (&["experts_8", "experts_activate_8"], 8, 8, 3),
+    (&["matmul_16_bf16", "matmul_16_activate"], 4, 4, 3),
+    (&["matmul_16_norm"], 3, 4, 3),
     // On 12.0 ptxas begins to multiply early, for want of registers.
-    (&["matmul_16_heads"], 2, 4),
-    (&["experts_32", "experts_activate_32"], 4, 4),
+    (&["matmul_16_heads"], 2, 4, 3),
+    (&["experts_32", "experts_activate_32"], 4, 4, 3),
+    (
+        &[
+            "matmul_8_int4",
+            "matmul_8_int4_activate",
+            "matmul_8_int4_norm",
+            "matmul_8_int4_heads",
+            "matmul_16_int4",
+            "matmul_16_int4_activate",
+            "matmul_16_int4_heads",
+        ],
+        2,
+        2,
+        3,
+    ),
+    (&["matmul_16_int4_norm", "matmul_32_int4"], 2, 2, 2),
 ];
-/// Of each of them on an SM.
-const LEAST_BLOCKS: u32 = 3;
 
 #[test]
 fn kernels_are_the_instructions_that_they_were_written_for() {
@@ -162,7 +175,9 @@ fn kernels_are_the_instructions_that_they_were_written_for() {
             if spins > 0 {
                 fault(format!("{spins} atomic additions in shared memory that spin"));
             }
-            if let Some((_, ahead, of)) = PRODUCTS.iter().find(|(names, ..)| names.contains(&&*sass.kernel)) {
+            if let Some((_, ahead, of, least)) =
+                PRODUCTS.iter().find(|(names, ..)| names.contains(&&*sass.kernel))
+            {
                 products += 1;
                 for fault_of in product_faults(sass, *ahead, *of) {
                     fault(fault_of);
@@ -171,7 +186,7 @@ fn kernels_are_the_instructions_that_they_were_written_for() {
                 let usage = usages.iter().find(|usage| usage.kernel == sass.kernel).expect("ptxas told");
                 let kernel =
                     file.kernels().find(|kernel| kernel.name == sass.kernel).expect("it is of the file");
-                if blocks(arch, kernel, usage) < LEAST_BLOCKS {
+                if blocks(arch, kernel, usage) < *least {
                     fault(format!("{} blocks on an SM", blocks(arch, kernel, usage)));
                 }
                 writeln!(table, "{}", product_line(sass, arch)).expect("memory");
@@ -191,7 +206,8 @@ fn kernels_are_the_instructions_that_they_were_written_for() {
     }
     say(&table);
     assert!(faults.is_empty(), "{faults:#?}");
-    assert_eq!((products, attentions), (12 * ARCHS.len(), 12 * ARCHS.len()));
+    let named: usize = PRODUCTS.iter().map(|(names, ..)| names.len()).sum();
+    assert_eq!((products, attentions), (named * ARCHS.len(), 12 * ARCHS.len()));
 }
 
 /// Weights that are asked for before the first product of a loop.
