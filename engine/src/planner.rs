@@ -46,8 +46,8 @@ const LEAST_LONG_ROWS: usize = 64;
 const FIRST_LONG_ROWS: usize = 128;
 /// To so many their number is searched.
 const LONG_ROWS_STEP: usize = 16;
-/// A round is believed to have taken so many times its time longer at most: the rest is the machine doing something else.
-const MOST_LONGER: f64 = 2.0;
+/// A round is believed to have taken so many times its passes' time beyond them at most: the rest is the machine doing something else.
+const MOST_BEYOND: f64 = 2.0;
 /// The weight of a new time in the mean of those observed.
 const NEW_TIME: f64 = 0.25;
 
@@ -116,8 +116,8 @@ pub(crate) struct Planner {
     ahead: Ahead,
     overhead: Overhead,
     realised: Realised,
-    /// Seconds that the last round was longer than was to be expected, by the clock, if lanes had work all the time.
-    longer_s: Option<f64>,
+    /// Seconds by the clock that the last round took beyond what the tables say of its passes, if lanes had work all the time.
+    beyond_s: Option<f64>,
     /// The last pass was overlapped: what was prepared under it is in the next round.
     prepared: bool,
     steering: Steering,
@@ -169,7 +169,7 @@ impl Planner {
             ahead: Ahead::default(),
             overhead: Overhead::default(),
             realised: Realised::default(),
-            longer_s: None,
+            beyond_s: None,
             prepared: false,
         };
         planner.tune(tuning);
@@ -525,7 +525,7 @@ impl Planner {
         observe(&mut self.verify_s, took.as_secs_f64());
         let predicted = self.predicted_verify(shape);
         let predicted_s = predicted.unwrap_or(took).as_secs_f64();
-        self.longer_s = self.overhead.round(now, took, predicted_s, shape.partition != PartitionId(0));
+        self.beyond_s = self.overhead.round(now, took, predicted_s, shape.partition != PartitionId(0));
         self.budget.between(self.overhead.serial_s());
         let predicted = predicted?;
         let costs = self.partitions.get_mut(shape.partition.0)?;
@@ -548,17 +548,16 @@ impl Planner {
             let on = |costs: &PartitionCosts| costs.verify.seconds(shape.rows, shape.reach);
             let longer_s = self.partitions.get(shape.partition.0).map_or(0.0, on) - on(costs);
             let between_s = self.overhead.serial_s();
-            let seconds = self.steering.verified(&Speculated { longer_s, between_s, ..round }, costs);
+            let passes_s =
+                self.steering.verified(&Speculated { longer_s, between_s, ..round }, costs).max(0.0);
             let overlapped = shape.partition != PartitionId(0);
-            let more_s = if overlapped { self.overhead.more_s() } else { 0.0 };
             let prepared = std::mem::replace(&mut self.prepared, overlapped);
             // By the clock: where both lanes and all else share few cores, no table has what that costs at first.
-            let planned_s = seconds + more_s;
-            let longer_s = self.longer_s.unwrap_or(0.0).clamp(-0.5 * planned_s, MOST_LONGER * planned_s);
+            let beyond_s = self.beyond_s.unwrap_or(0.0).clamp(-0.5 * passes_s, MOST_BEYOND * passes_s);
             self.realised.round((overlapped || prepared).then_some(Round {
                 sequences: round.sequences,
                 committed: round.committed,
-                seconds: planned_s + longer_s,
+                seconds: passes_s + beyond_s,
                 serial_goodput: self.ahead.serial_goodput,
             }));
         }

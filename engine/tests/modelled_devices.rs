@@ -189,6 +189,39 @@ fn a_slow_spell_costs_time_and_nothing_else() {
     assert_eq!(slow.view.totals.preemptions, calm.view.totals.preemptions);
 }
 
+/// Tables that have learned of a slow spell on one partition, and not on another, foresee rounds of less than no time.
+#[test]
+fn slow_spells_and_noise_under_overlap_end_nothing() {
+    for seed in 1..12 {
+        for per_s in [1.0, 4.0] {
+            let every = Duration::from_secs(2);
+            let faults = Faults { slow_lane_every: Some(every), ..Faults::default() };
+            let workload = Workload {
+                duration: Duration::from_secs(20),
+                lengths: Lengths::exactly(300, 100),
+                max_context: 512,
+                ..workload(per_s, faults, seed)
+            };
+            let roofline = device();
+            let mut config = EngineConfig {
+                target_blocks: 2000,
+                draft: DraftSource::model(2000),
+                max_context: 512,
+                max_pass_rows: 2048,
+                ..config(Policy::Faser, &roofline)
+            };
+            config.tuning.max_running = 64;
+            let deviation = Deviation { noise: 0.3, ..Deviation::default() };
+            let device = workload.device(16, roofline).deviating(deviation);
+            let happenings = workload.happenings();
+            let arrivals =
+                happenings.iter().filter(|(_, what)| matches!(what, Happening::Arrival(_))).count();
+            let report = Simulation::new(config, device).expect("the configuration is sound").run(happenings);
+            assert_eq!(report.view.totals.output_tokens, 100 * arrivals as u64);
+        }
+    }
+}
+
 /// Speculative lengths of the verify passes of one request alone, pass after pass, from its second token on.
 fn lengths_alone(acceptance: f64, policy: Policy) -> Vec<usize> {
     let roofline = device();

@@ -17,7 +17,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args_os().nth(1).ok_or("which folder? `prebuild_cubins FOLDER`")?;
     let folder = Path::new(&folder);
     fs::create_dir_all(folder)?;
-    // Of other sources.
+    // Of other sources. First that by which the folder is taken: this may be interrupted.
+    match fs::remove_file(folder.join("nvrtc")) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.extension().is_some_and(|ending| ending == "cubin") {

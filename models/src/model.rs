@@ -192,7 +192,7 @@ impl Model {
 
     /// Bytes of keys and values per token, all layers together.
     pub fn kv_bytes_per_token(&self) -> u64 {
-        self.own.kv_bytes_per_token(self.kv_dtype())
+        self.own.host_kv_bytes_per_token(self.kv_dtype())
     }
 
     /// The shape of this model's KV memory.

@@ -389,7 +389,8 @@ impl Weights {
             let target = CudaModel::load(gpu, &weights.target, target_shard, weights.dtype, progress)?;
             let draft = weights.draft.as_ref().zip(draft_shard).map(|(source, shard)| {
                 // They share what they have in common.
-                match source.layers_of(&weights.target).filter(|_| shard == target_shard) {
+                let alike = shard == target_shard && weights.draft_dtype == weights.dtype;
+                match source.layers_of(&weights.target).filter(|_| alike) {
                     Some(layers) => Ok(target.first_layers(layers)),
                     None => CudaModel::load_draft(source, shard, &target, weights.draft_dtype, progress),
                 }

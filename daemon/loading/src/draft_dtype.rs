@@ -8,7 +8,8 @@ use faser_models::{ModelConfig, Shard};
 /// shorter. Those of smaller ones are short, whatever they are held in (docs/results/2026-11-23-int8-drafts.md).
 const WORTH_INT8_BYTES: u64 = 8 << 20;
 
-/// In what the matrices of this draft are held, beside a target that is held as `model.dtype` says. On GPUs they are held alike.
+/// In what the matrices of this draft are held, beside a target that is held as `model.dtype` says. On GPUs they are held
+/// alike, if nothing else is said.
 pub(crate) fn draft_dtype(config: &Config, draft: Option<&ModelConfig>, on_gpu: bool) -> Dtype {
     let target = config.model.dtype;
     match (config.model.draft_dtype, draft) {

@@ -440,7 +440,9 @@ impl<'a> Planned<'a> {
                 (Features::bytes_per_token(head.hidden), Scratch::attached_bytes(head, limits.rows))
             }
         };
-        let kv_bytes_per_token = own.kv_bytes_per_token(self.kv.unwrap_or(dtype.beside())) + page;
+        let held = self.kv.unwrap_or(dtype.beside());
+        let kv = if self.on_gpu { own.kv_bytes_per_token(held) } else { own.host_kv_bytes_per_token(held) };
+        let kv_bytes_per_token = kv + page;
         let workspace_bytes = self.workspace(&own, shard, dtype) + attached;
         ShareBytes { weight_bytes, kv_bytes_per_token, workspace_bytes }
     }

@@ -254,7 +254,7 @@ impl Ahead {
         best.1
     }
 
-    /// Tokens that preparing on a partition is predicted to gain; time counts as tokens, at this goodput.
+    /// Tokens that preparing on a partition is predicted to gain, negative infinity if there is nothing to prepare; time counts as tokens, at this goodput.
     fn gain(
         &mut self,
         batch: &Batch<'_>,
@@ -272,7 +272,7 @@ impl Ahead {
         let Preparing { past, count, steps } =
             prepare(leaving.odds, longer_s, leaving.most, past_s, drafting);
         if count == 0 {
-            return 0.0;
+            return f64::NEG_INFINITY;
         }
         self.hits.clear();
         self.hits.resize(self.bare.len(), 0.0);

@@ -51,8 +51,8 @@ impl Overhead {
         believed_s
     }
 
-    /// A verify pass is done that took so long, and by the tables so many seconds. Returns by how many its round was longer than was to be expected, if
-    /// lanes had work all the time.
+    /// A verify pass is done that took so long, and by the tables so many seconds. Returns by how many seconds its round was longer than that and the
+    /// drafts that it waited for, if lanes had work all the time.
     pub(super) fn round(
         &mut self,
         now: Duration,
@@ -74,7 +74,7 @@ impl Overhead {
                 *other += FORGOTTEN * (plain - *other);
             }
         }
-        Some((whole.saturating_sub(drafted)).as_secs_f64() - predicted_s - before)
+        Some(whole.saturating_sub(drafted).as_secs_f64() - predicted_s)
     }
 
     /// Of a kind; what is not known is taken to be that of the kind before it, or of any.

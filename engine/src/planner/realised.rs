@@ -28,8 +28,8 @@ pub(super) struct Round {
 
 #[derive(Debug, Default)]
 pub(super) struct Realised {
-    /// Rounds' time that was lost beyond the share that may be, since they last did better than that (CUSUM, Page 1954).
-    lost_rounds: f64,
+    /// What was lost beyond the share that may be, since rounds last did better than that (CUSUM, Page 1954): as a part of what chance explains.
+    lost: f64,
     verdicts: usize,
     pauses: u32,
     paused: u32,
@@ -47,10 +47,10 @@ impl Realised {
         let round = round.filter(|round| round.sequences > 0 && round.seconds * round.serial_goodput > 0.0);
         let Some(Round { sequences, committed, seconds, serial_goodput }) = round else { return };
         let serial_rounds = committed as f64 / serial_goodput / seconds;
-        self.lost_rounds = (self.lost_rounds + 1.0 - MOST_LOST - serial_rounds).max(0.0);
-        self.verdicts += sequences;
         let by_chance = (BY_CHANCE / sequences as f64).max(LEAST_BY_CHANCE);
-        if self.lost_rounds > by_chance {
+        self.lost = (self.lost + (1.0 - MOST_LOST - serial_rounds) / by_chance).max(0.0);
+        self.verdicts += sequences;
+        if self.lost > 1.0 {
             let paused = PAUSE.max((by_chance / MOST_LOST) as u32) << self.pauses;
             *self = Realised { paused, pauses: (self.pauses + 1).min(DOUBLINGS), ..Realised::default() };
         } else if self.verdicts >= FORGOTTEN {
@@ -102,10 +102,12 @@ mod tests {
     #[test]
     fn chance_alone_pauses_next_to_nothing() {
         let mut coin = 1_u64;
-        for sequences in [1, 4, 16] {
+        // So many sequences for 300 rounds, then so many for 20.
+        for sequences in [[1, 1], [4, 4], [16, 16], [1, 16], [16, 1]] {
             let mut realised = Realised::default();
             let mut paused = 0;
-            for _ in 0..20_000 {
+            for round in 0..20_000 {
+                let sequences = sequences[usize::from(round % 320 >= 300)];
                 // From one to four tokens each, 2.5 in the mean, as many as serial rounds have.
                 let tokens = |_| {
                     coin =
@@ -119,7 +121,7 @@ mod tests {
                 realised.round(allowed.then_some(round));
                 paused += usize::from(!allowed);
             }
-            assert!(paused < 3000, "{paused} of {sequences}");
+            assert!(paused < 3000, "{paused} of {sequences:?}");
         }
     }
 

@@ -355,8 +355,8 @@ impl Steering {
         self.returned_s += seconds;
     }
 
-    /// A verify pass ended: what speculation took beyond plain decoding is held against what it brought. Returns the seconds of the round, without
-    /// what prompts took of its pass.
+    /// A verify pass ended: what speculation took beyond plain decoding is held against what it brought. Returns the seconds of the round's
+    /// passes, without what prompts took of them.
     pub(super) fn verified(&mut self, round: &Speculated, costs: &PartitionCosts) -> f64 {
         let drafted_s = std::mem::take(&mut self.drafted_s);
         self.draft_s += NEW_TIME * (drafted_s - self.draft_s);
@@ -379,7 +379,7 @@ impl Steering {
             + plain_between_s;
         let each_s = plain_s / round.sequences.max(1) as f64;
         self.account.settle(drafted_s + round.pass_s, alone_s + read_s, took_s - more * each_s);
-        plain_s + took_s
+        plain_s + took_s - plain_between_s - between_s
     }
 
     /// What it decided last, and whether the policy goes by it.

@@ -67,12 +67,22 @@ pub(super) struct Cubins {
     compiler: Option<Compiler>,
     prebuilt: usize,
     compiled: usize,
+    /// Prebuilt ones that the driver would not load, and that were compiled then.
+    refused: usize,
 }
 
 impl Cubins {
     pub(super) fn new(arch: &str, cache: Option<&Path>) -> Cubins {
         let cache = cache.map(Path::to_path_buf);
-        Cubins { arch: arch.to_owned(), cuda: cuda(), cache, compiler: None, prebuilt: 0, compiled: 0 }
+        Cubins {
+            arch: arch.to_owned(),
+            cuda: cuda(),
+            cache,
+            compiler: None,
+            prebuilt: 0,
+            compiled: 0,
+            refused: 0,
+        }
     }
 
     pub(super) fn cubin(&mut self, file: &File) -> Result<Vec<u8>, NvrtcError> {
@@ -80,6 +90,19 @@ impl Cubins {
             self.prebuilt += 1;
             return Ok(bytes.to_vec());
         }
+        self.compiled(file)
+    }
+
+    /// In place of a prebuilt one that the driver would not load; none if it was not prebuilt, or if there is no NVRTC.
+    pub(super) fn instead(&mut self, file: &File) -> Option<Vec<u8>> {
+        PREBUILT.find(file, &self.arch, self.cuda)?;
+        let bytes = self.compiled(file).ok()?;
+        self.prebuilt -= 1;
+        self.refused += 1;
+        Some(bytes)
+    }
+
+    fn compiled(&mut self, file: &File) -> Result<Vec<u8>, NvrtcError> {
         let compiler = match self.compiler.take() {
             Some(compiler) => compiler,
             None => Compiler::new(&self.arch, self.cache.as_deref())?,
@@ -104,6 +127,9 @@ impl fmt::Display for Cubins {
             let (major, minor) = compiler.version();
             let kept = if self.cache.is_some() { ", or kept since then" } else { "" };
             write!(f, "{} files compiled by NVRTC {major}.{minor}{kept}", self.compiled)?;
+        }
+        if self.refused > 0 {
+            write!(f, " ({} of them prebuilt too, but the driver would not load that)", self.refused)?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ mod tests;
 mod verifier;
 mod weight_quantisation;
 
-use faser_kernels::Dtype;
+use faser_kernels::{Dtype, KvShape};
 
 pub use self::families::Architecture;
 pub use self::generation_config::GenerationDefaults;
@@ -138,6 +138,12 @@ impl ModelConfig {
     pub fn kv_bytes_per_token(&self, held: Dtype) -> u64 {
         let scales = if held == Dtype::Int8 { self.kv_heads * size_of::<f32>() } else { 0 };
         2 * (self.layers.len() * (self.kv_width() * held.bytes() + scales)) as u64
+    }
+
+    /// The same in the memory of a CPU, where stored values are padded to whole vectors.
+    pub fn host_kv_bytes_per_token(&self, held: Dtype) -> u64 {
+        let (layers, kv_heads, head_dim) = (self.layers.len(), self.kv_heads, self.head_dim);
+        KvShape { layers, blocks: 1, block_size: 1, kv_heads, head_dim }.bytes(held)
     }
 }
 

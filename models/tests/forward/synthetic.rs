@@ -73,6 +73,16 @@ fn the_draft_is_a_model_of_its_own_with_the_same_vocabulary() {
 }
 
 #[test]
+fn kv_memory_is_counted_as_it_is_taken_where_heads_are_padded_too() {
+    for (hidden, padded) in [(128, 32 + 32), (96, 24 + 32)] {
+        let (target, _) = make(&SyntheticSpec { hidden, ..tiny(0.1) }, Dtype::Bf16);
+        let taken = target.kv_shape(5, 16).bytes(target.kv_dtype());
+        assert_eq!(taken, 5 * 16 * target.kv_bytes_per_token());
+        assert_eq!(target.kv_bytes_per_token(), 4 * 2 * padded * 2, "layers, heads, numbers, bytes");
+    }
+}
+
+#[test]
 fn an_impossible_shape_is_refused() {
     let spec = SyntheticSpec { vocab: 100, ..tiny(0.1) };
     let error = pair(&spec, Dtype::Bf16, &mut |_| {}).unwrap_err();

@@ -81,7 +81,9 @@ impl Gpu {
         for file in files {
             let cubin = cubins.cubin(file)?;
             // SAFETY: a whole cubin; the driver copies it.
-            let module = unsafe { result::module::load_data(cubin.as_ptr().cast()) };
+            let load = |cubin: &[u8]| unsafe { result::module::load_data(cubin.as_ptr().cast()) };
+            let module =
+                load(&cubin).or_else(|error| cubins.instead(file).map_or(Err(error), |other| load(&other)));
             let module = module.named("cuModuleLoadData")?;
             to.modules.push(module);
             for kernel in file.kernels() {
