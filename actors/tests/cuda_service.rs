@@ -110,8 +110,8 @@ fn over_gpus(target: usize, draft: usize, deadline: Duration) -> DeviceSpec {
             info,
             device,
             kernel_cache: None,
-            target: facts.0.clone(),
-            draft: drafts.map(|_| facts.1.clone()),
+            target: ModelFacts { shard: own, ..facts.0.clone() },
+            draft: drafts.map(|shard| ModelFacts { shard, ..facts.1.clone() }),
             weights: Arc::new(move |gpu, progress| {
                 let draft = drafts.map(|shard| (WeightSource::SyntheticDraft(pair()), shard));
                 [(WeightSource::Synthetic(pair()), own)]
