@@ -24,6 +24,8 @@ pub(crate) type DotE2m1 = DotWhole<Int4<E2m1Codes>>;
 pub(crate) trait Form {
     /// What a block has beside its scale.
     const BESIDE: Beside;
+    /// The largest factor.
+    const LARGEST: usize = 15;
 
     /// Factors, of halves of bytes.
     #[inline(always)]
@@ -75,6 +77,7 @@ impl Form for ZeroPoints {
 
 impl Form for E2m1Codes {
     const BESIDE: Beside = Beside::Nothing;
+    const LARGEST: usize = 24;
 
     #[inline(always)]
     fn factors<S: Simd>(s: S, halves: S::I) -> S::I {
@@ -133,6 +136,7 @@ fn high<S: Simd>(s: S, pairs: S::I, block: usize) -> S::I {
 impl<F: Form> Held for Int4<F> {
     const ROWS: usize = ROWS;
     const BESIDE: Beside = F::BESIDE;
+    const LARGEST: usize = F::LARGEST;
 
     #[inline(always)]
     fn row(w: usize) -> usize {

@@ -9,6 +9,7 @@ use super::panel::{Ask, Steps, load_words, part};
 use super::{Product, Simd};
 use crate::memory::{BLOCK, BLOCKS, SCALE_UNIT};
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Weights held so, times int8 activations.
 pub(crate) struct DotWhole<H>(PhantomData<H>);
@@ -38,6 +39,9 @@ pub(crate) trait Held {
         Self::scales(s, pairs, block)
     }
 
+    /// The largest factor where none is less than zero.
+    const LARGEST: usize;
+
     /// Whether dot products begin with what is [`Held::beside`] the activations.
     fn has_offset<S: Simd>() -> bool;
 
@@ -64,6 +68,7 @@ pub(crate) type DotInt8 = DotWhole<Int8>;
 
 impl Held for Int8 {
     const ROWS: usize = BLOCKS * WORDS;
+    const LARGEST: usize = 255;
 
     #[inline(always)]
     fn row(w: usize) -> usize {
@@ -96,18 +101,41 @@ impl Held for Int8 {
     }
 }
 
-/// Words of a block: four weights or activations each.
+/// Words of a block: four weights each.
 const WORDS: usize = BLOCK / 4;
-/// Where a step's activations have their scales, and after them what is [`Held::beside`] them.
-const SCALES: usize = BLOCKS * WORDS;
-const BESIDE: usize = SCALES + BLOCKS;
+
+/// How a row of activations lies in a step.
+struct Laid<S, H>(PhantomData<(S, H)>);
+
+impl<S: Simd, H: Held> Laid<S, H> {
+    /// Words whose products [`Simd::dot_halves`] can add, a part of a block's; 0: it is not used.
+    const HALVES: usize = {
+        let most = i16::MAX as usize / (2 * 127 * H::LARGEST);
+        if !S::PAIRS || most == 0 {
+            0
+        } else if most < WORDS {
+            1 << most.ilog2()
+        } else {
+            WORDS
+        }
+    };
+    /// Whether the even bytes of four, and then the odd ones, are a word of two numbers of 16 bits.
+    const PAIRS: bool = S::PAIRS && Self::HALVES == 0;
+    /// Words of a block.
+    const WORDS: usize = if Self::PAIRS { 2 * WORDS } else { WORDS };
+    /// Where scales are, and after them what is [`Held::beside`] them.
+    const SCALES: usize = BLOCKS * Self::WORDS;
+    const BESIDE: usize = Self::SCALES + BLOCKS;
+    /// All words.
+    const ALL: usize = Self::BESIDE + BLOCKS;
+}
 
 impl<S: Simd, H: Held> Product<S> for DotWhole<H> {
     type Weight = u32;
     const INPUTS: usize = BLOCKS * BLOCK;
     const WEIGHTS: usize = H::ROWS + 1 + !matches!(H::BESIDE, Beside::Nothing) as usize;
-    const WORDS: usize = BESIDE + BLOCKS;
-    const CHUNK: usize = BESIDE + BLOCKS;
+    const WORDS: usize = Laid::<S, H>::ALL;
+    const CHUNK: usize = Laid::<S, H>::ALL;
     const MOST_ROWS: usize = 12;
     const MOST_ROWS_OF_TWO: usize = 5;
 
@@ -127,7 +155,7 @@ impl<S: Simd, H: Held> Product<S> for DotWhole<H> {
                 let scales = at.scales::<S, H, V>(s);
                 let beside = at.beside_scales::<S, H, V>(s);
                 for (r, (sums, dots)) in sums.iter_mut().zip(&dots).enumerate() {
-                    let of_row = at.row::<S>(s, r);
+                    let of_row = at.row::<S, H>(s, r);
                     let sums = sums.as_flattened_mut().iter_mut().zip(dots.as_flattened());
                     let of_block = scales.as_flattened().iter().zip(beside.as_flattened());
                     for ((sum, dot), (scale, beside)) in sums.zip(of_block) {
@@ -160,18 +188,32 @@ impl<S: Simd, H: Held> Product<S> for DotWhole<H> {
 
     #[inline(always)]
     fn lay(s: S, row: &[f32], packed: &mut [f32], slot: usize, rows: usize) {
-        let size = <Self as Product<S>>::CHUNK;
+        let size = Laid::<S, H>::ALL;
         for (step, to) in packed.chunks_exact_mut(rows * size).enumerate() {
             let to = &mut to[slot * size..][..size];
-            for block in 0..BLOCKS {
+            let (bytes, others) = to.split_at_mut(Laid::<S, H>::SCALES);
+            for (block, words) in bytes.chunks_exact_mut(Laid::<S, H>::WORDS).enumerate() {
                 let quantised = quantise(s, part(row, (step * BLOCKS + block) * BLOCK, BLOCK));
-                let words = quantised.bytes.as_chunks::<4>().0.iter().zip(&mut to[block * WORDS..]);
-                words.for_each(|(four, word)| *word = f32::from_bits(u32::from_le_bytes(*four)));
-                to[SCALES + block] = quantised.scale;
-                to[BESIDE + block] = f32::from_bits(H::beside::<S>(&quantised));
+                let fours = quantised.bytes.as_chunks::<4>().0.iter().map(|four| u32::from_le_bytes(*four));
+                if Laid::<S, H>::PAIRS {
+                    for (two, four) in words.as_chunks_mut::<2>().0.iter_mut().zip(fours) {
+                        *two = [wide(four), wide(four >> 8)];
+                    }
+                } else {
+                    words.iter_mut().zip(fours).for_each(|(word, four)| *word = f32::from_bits(four));
+                }
+                others[block] = quantised.scale;
+                others[BLOCKS + block] = f32::from_bits(H::beside::<S>(&quantised));
             }
         }
     }
+}
+
+/// Bytes 0 and 2, signed, as numbers of 16 bits.
+#[inline(always)]
+fn wide(four: u32) -> f32 {
+    let [low, high] = [four, four >> 16].map(|byte| u32::from(i16::from(byte as i8).cast_unsigned()));
+    f32::from_bits(low | high << 16)
 }
 
 /// One block of a step.
@@ -186,9 +228,9 @@ impl<const P: usize> Block<P> {
     /// # Safety
     /// The step has that word, and the row.
     #[inline(always)]
-    unsafe fn word(&self, word: usize, row: usize) -> f32 {
+    unsafe fn word<S: Simd, H: Held>(&self, word: usize, row: usize) -> f32 {
         // SAFETY: the caller's promise.
-        unsafe { *self.activations.add(row * (BESIDE + BLOCKS) + word) }
+        unsafe { *self.activations.add(row * Laid::<S, H>::ALL + word) }
     }
 
     /// The dot products of whole numbers.
@@ -198,30 +240,80 @@ impl<const P: usize> Block<P> {
     #[inline(always)]
     unsafe fn dots<S: Simd, H: Held, const R: usize, const V: usize>(&self, s: S) -> [[[S::I; V]; P]; R] {
         let mut dots = [[[s.splat_u32(0); V]; P]; R];
+        let first = self.block * WORDS;
         // SAFETY: the caller's promise.
         unsafe {
-            if H::has_offset::<S>() {
-                for (r, dots) in dots.iter_mut().enumerate() {
-                    *dots = [[s.splat_u32(self.word(BESIDE + self.block, r).to_bits()); V]; P];
+            if Laid::<S, H>::HALVES > 0 {
+                let ones = s.splat_u32(0x0001_0001);
+                for group in 0..WORDS / Laid::<S, H>::HALVES {
+                    let mut halves = [[[s.splat_u32(0); V]; P]; R];
+                    let first = first + group * Laid::<S, H>::HALVES;
+                    self.add_words::<S, H, R, V>(s, first..first + Laid::<S, H>::HALVES, &mut halves);
+                    for (dots, halves) in dots.iter_mut().zip(&halves) {
+                        for (dot, halves) in dots.as_flattened_mut().iter_mut().zip(halves.as_flattened()) {
+                            *dot = s.dot_pair(*dot, *halves, ones);
+                        }
+                    }
                 }
             }
+            if H::has_offset::<S>() {
+                for (r, dots) in dots.iter_mut().enumerate() {
+                    let offset = s.splat_u32(self.word::<S, H>(Laid::<S, H>::BESIDE + self.block, r).to_bits());
+                    for dot in dots.as_flattened_mut() {
+                        *dot = s.add_u32(*dot, offset);
+                    }
+                }
+            }
+            if Laid::<S, H>::HALVES == 0 {
+                self.add_words::<S, H, R, V>(s, first..first + WORDS, &mut dots);
+            }
+        }
+        dots
+    }
+
+    /// Adds the products of some words.
+    ///
+    /// # Safety
+    /// As for [`Block::dots`].
+    #[inline(always)]
+    unsafe fn add_words<S: Simd, H: Held, const R: usize, const V: usize>(
+        &self,
+        s: S,
+        words: Range<usize>,
+        dots: &mut [[[S::I; V]; P]; R],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
             // Unrolled, the loop would want more registers than there are.
-            for w in self.block * WORDS..std::hint::black_box((self.block + 1) * WORDS) {
+            for w in words.start..std::hint::black_box(words.end) {
                 let mut four = load_words::<S, _, P, V>(s, self.weights, H::row(w), self.ask);
                 for four in four.as_flattened_mut() {
                     *four = H::factors(s, *four, self.block);
                 }
-                for (r, dots) in dots.iter_mut().enumerate() {
-                    let x = s.splat_u32(self.word(w, r).to_bits());
-                    for (dots, four) in dots.iter_mut().zip(&four) {
-                        for (dot, four) in dots.iter_mut().zip(four) {
-                            *dot = s.dot_bytes(*dot, *four, x);
+                if !Laid::<S, H>::PAIRS {
+                    for (r, dots) in dots.iter_mut().enumerate() {
+                        let x = s.splat_u32(self.word::<S, H>(w, r).to_bits());
+                        for (dot, four) in dots.as_flattened_mut().iter_mut().zip(four.as_flattened()) {
+                            *dot = if S::PAIRS { s.dot_halves(*dot, *four, x) } else { s.dot_bytes(*dot, *four, x) };
+                        }
+                    }
+                    continue;
+                }
+                for odd in 0..2 {
+                    let mut two = four;
+                    for two in two.as_flattened_mut() {
+                        *two = if odd == 0 { *two } else { s.shift_right::<8>(*two) };
+                        *two = s.and_u32(*two, s.splat_u32(0x00ff_00ff));
+                    }
+                    for (r, dots) in dots.iter_mut().enumerate() {
+                        let x = s.splat_u32(self.word::<S, H>(2 * w + odd, r).to_bits());
+                        for (dot, two) in dots.as_flattened_mut().iter_mut().zip(two.as_flattened()) {
+                            *dot = s.dot_pair(*dot, *two, x);
                         }
                     }
                 }
             }
         }
-        dots
     }
 
     /// Adds the block to sums in memory.
@@ -236,7 +328,7 @@ impl<const P: usize> Block<P> {
             let scales = self.scales::<S, H, V>(s);
             let beside = self.beside_scales::<S, H, V>(s);
             for (r, dots) in dots.iter().enumerate() {
-                let of_row = self.row::<S>(s, r);
+                let of_row = self.row::<S, H>(s, r);
                 let both = scales.as_flattened().iter().zip(beside.as_flattened());
                 for (i, (dot, (scale, beside))) in dots.as_flattened().iter().zip(both).enumerate() {
                     let at = sums.add((r * P * V + i) * S::LANES);
@@ -251,10 +343,11 @@ impl<const P: usize> Block<P> {
     /// # Safety
     /// The step has the row.
     #[inline(always)]
-    unsafe fn row<S: Simd>(&self, s: S, row: usize) -> [S::F; 2] {
+    unsafe fn row<S: Simd, H: Held>(&self, s: S, row: usize) -> [S::F; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            [s.splat(self.word(SCALES + self.block, row)), s.splat(self.word(BESIDE + self.block, row))]
+            let at = Laid::<S, H>::SCALES + self.block;
+            [s.splat(self.word::<S, H>(at, row)), s.splat(self.word::<S, H>(at + BLOCKS, row))]
         }
     }
 

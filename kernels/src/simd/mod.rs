@@ -63,6 +63,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TILES: bool = false;
     /// Whether [`Simd::dot_bytes`] takes both factors as signed.
     const SIGNED: bool = false;
+    /// Whether there is no instruction for it: [`Simd::dot_pair`] and [`Simd::dot_halves`] take fewer.
+    const PAIRS: bool = false;
     /// A vector of f32.
     type F: Copy;
     /// A vector of u32.
@@ -128,6 +130,20 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Adds to each lane of `sum` the products of the lane's four bytes of `a`, unsigned if not [`Simd::SIGNED`], with those of `b`,
     /// signed. Exact.
     fn dot_bytes(self, sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// Adds to each lane of `sum` the products of its two signed numbers of 16 bits in `a` with those in `b`. Exact.
+    ///
+    /// # Panics
+    /// Unless [`Simd::PAIRS`].
+    fn dot_pair(self, _sum: Self::I, _a: Self::I, _b: Self::I) -> Self::I {
+        unreachable!("PAIRS is false")
+    }
+    /// As [`Simd::dot_bytes`], but each half of a lane of `sum` has two of the four products: exact below 2^15.
+    ///
+    /// # Panics
+    /// Unless [`Simd::PAIRS`].
+    fn dot_halves(self, _sum: Self::I, _a: Self::I, _b: Self::I) -> Self::I {
+        unreachable!("PAIRS is false")
+    }
     /// The byte of `table` that each byte of `places` names; those are below 16.
     fn look_up(self, table: &[u8; 16], places: Self::I) -> Self::I;
     fn shift_left<const N: u32>(self, a: Self::I) -> Self::I;
