@@ -411,14 +411,17 @@ impl Item<'_> {
                     match state.queries - query {
                         8.. if S::REGISTERS >= 32 => {
                             let [a, b, c, d] = pages;
-                            self.score_some::<S, Q, 8, 2>(s, steps, [a, b], 0, query, state);
-                            self.score_some::<S, Q, 8, 2>(s, steps, [c, d], 2 * POSITIONS, query, state)
+                            self.score_some::<S, Q, 8, 2, 1>(s, steps, [a, b], 0, query, state);
+                            self.score_some::<S, Q, 8, 2, 1>(s, steps, [c, d], 2 * POSITIONS, query, state)
                         }
                         4.. if S::REGISTERS >= 32 => {
-                            self.score_some::<S, Q, 4, 4>(s, steps, pages, 0, query, state)
+                            self.score_some::<S, Q, 4, 4, 1>(s, steps, pages, 0, query, state)
                         }
-                        2.. => self.score_some::<S, Q, 2, 4>(s, steps, pages, 0, query, state),
-                        _ => self.score_some::<S, Q, 1, 4>(s, steps, pages, 0, query, state),
+                        2.. => self.score_some::<S, Q, 2, 4, 1>(s, steps, pages, 0, query, state),
+                        _ if S::LANES == 8 => {
+                            self.score_some::<S, Q, 1, 4, 2>(s, steps, pages, 0, query, state)
+                        }
+                        _ => self.score_some::<S, Q, 1, 4, 1>(s, steps, pages, 0, query, state),
                     }
                 };
             }
@@ -432,23 +435,23 @@ impl Item<'_> {
                 query += unsafe {
                     match state.queries - query {
                         8.. if S::REGISTERS >= 32 => {
-                            self.score_some::<S, Q, 8, 1>(s, steps, keys, at, query, state)
+                            self.score_some::<S, Q, 8, 1, 1>(s, steps, keys, at, query, state)
                         }
-                        4.. => self.score_some::<S, Q, 4, 1>(s, steps, keys, at, query, state),
-                        2.. => self.score_some::<S, Q, 2, 1>(s, steps, keys, at, query, state),
-                        _ => self.score_some::<S, Q, 1, 1>(s, steps, keys, at, query, state),
+                        4.. => self.score_some::<S, Q, 4, 1, 1>(s, steps, keys, at, query, state),
+                        2.. => self.score_some::<S, Q, 2, 1, 1>(s, steps, keys, at, query, state),
+                        _ => self.score_some::<S, Q, 1, 1, 1>(s, steps, keys, at, query, state),
                     }
                 };
             }
         }
     }
 
-    /// `R` queries with [`POSITIONS`] keys of each of `P` pages, the first of them at `at` in the tile; returns `R`.
+    /// `R` queries with [`POSITIONS`] keys of each of `P` pages, `V` vectors at once, the first of them at `at` in the tile; returns `R`.
     ///
     /// # Safety
     /// As for [`attend`]; `keys` are valid for `count` steps.
     #[inline(always)]
-    unsafe fn score_some<S: Simd, Q: Product<S>, const R: usize, const P: usize>(
+    unsafe fn score_some<S: Simd, Q: Product<S>, const R: usize, const P: usize, const V: usize>(
         &self,
         s: S,
         count: usize,
@@ -466,14 +469,14 @@ impl Item<'_> {
             let ask = Ask::NOTHING;
             let steps = Steps { count, activations, place: 0, chunk_stride, weights, panel_stride, ask };
             // SAFETY: the caller's promise.
-            let scores = unsafe { multiply::<S, Q, R, P, 1>(s, steps) };
-            for (r, scores) in scores.into_iter().enumerate() {
-                for (p, [scores]) in scores.into_iter().enumerate() {
-                    let to = (query + r) * TILE + at + p * POSITIONS + first;
-                    s.store_some(&mut state.scores[to..][..S::LANES], s.mul(scores, scale));
+            let scores = unsafe { multiply::<S, Q, R, P, V>(s, steps) };
+            for (r, scores) in scores.iter().enumerate() {
+                for (i, score) in scores.as_flattened().iter().enumerate() {
+                    let to = (query + r) * TILE + at + i / V * POSITIONS + first + i % V * S::LANES;
+                    s.store_some(&mut state.scores[to..][..S::LANES], s.mul(*score, scale));
                 }
             }
-            first += S::LANES;
+            first += V * S::LANES;
         }
         R
     }
@@ -597,14 +600,19 @@ impl Item<'_> {
             while dim < value_dim {
                 let sums = &mut state.sums[query * value_dim + dim..];
                 let values = &values[dim..];
-                // SAFETY: `run` values of `value_dim`, from `dim`, with a vector or four left of it.
+                let left = (value_dim - dim) / S::LANES;
+                // Few queries are few chains of additions: more of them at once do not wait for each other.
+                // SAFETY: `run` values of `value_dim`, from `dim`, with so many vectors left of it.
                 dim += unsafe {
-                    if S::REGISTERS >= 32 && value_dim - dim >= 4 * S::LANES {
-                        add_some::<S, T, R, 4>(s, values, value_dim, powers, run, sums)
-                    } else if value_dim - dim >= 2 * S::LANES {
-                        add_some::<S, T, R, 2>(s, values, value_dim, powers, run, sums)
-                    } else {
-                        add_some::<S, T, R, 1>(s, values, value_dim, powers, run, sums)
+                    match left {
+                        8.. if R == 1 && S::LANES < 16 => {
+                            add_some::<S, T, R, 8>(s, values, value_dim, powers, run, sums)
+                        }
+                        4.. if R <= 2 || S::REGISTERS >= 32 => {
+                            add_some::<S, T, R, 4>(s, values, value_dim, powers, run, sums)
+                        }
+                        2.. => add_some::<S, T, R, 2>(s, values, value_dim, powers, run, sums),
+                        _ => add_some::<S, T, R, 1>(s, values, value_dim, powers, run, sums),
                     }
                 };
             }
@@ -637,14 +645,14 @@ unsafe fn add_some<S: Simd, T: Stored, const R: usize, const V: usize>(
             }
         }
         for i in 0..run {
-            let mut value = [s.splat(0.0); V];
-            for (v, value) in value.iter_mut().enumerate() {
-                *value = T::load(s, values.as_ptr().add(i * value_dim + v * S::LANES));
+            let mut power = [s.splat(0.0); R];
+            for (r, power) in power.iter_mut().enumerate() {
+                *power = s.splat(*powers.as_ptr().add(r * TILE + i));
             }
-            for (r, totals) in totals.iter_mut().enumerate() {
-                let power = s.splat(*powers.as_ptr().add(r * TILE + i));
-                for (total, value) in totals.iter_mut().zip(value) {
-                    *total = s.mul_add(power, value, *total);
+            for v in 0..V {
+                let value = T::load(s, values.as_ptr().add(i * value_dim + v * S::LANES));
+                for (totals, power) in totals.iter_mut().zip(power) {
+                    totals[v] = s.mul_add(power, value, totals[v]);
                 }
             }
         }

@@ -2,6 +2,7 @@
 //! element of a token's key, or value, of a head becomes 127 or -127; so its numbers are the token's own.
 
 use crate::memory::{BlockId, KvCache, KvShape, Pages, Rows, SharedMut, View};
+use crate::simd::{Kernel, Simd, dispatch};
 use crate::{Lane, Op};
 use half::bf16;
 
@@ -25,24 +26,17 @@ pub fn store_kv(lane: &Lane, k: View<'_>, v: View<'_>, kv: &mut KvCache, layer: 
             scales: [SharedMut::new(k_scales), SharedMut::new(v_scales)],
         },
     };
+    let isa = lane.supported();
     lane.for_each(Op::StoreKv, shape.kv_heads, expected.0 * shape.head_dim, |head, _| {
         let columns = head * shape.head_dim..(head + 1) * shape.head_dim;
         for r in 0..expected.0 {
             let (block, slot) = rows.slot(r, shape.block_size);
             let (k, v) = (&k.row(r)[columns.clone()], &v.row(r)[columns.clone()]);
+            let at = Slot { shape: &shape, layer, block, head, slot };
             match pages {
-                SharedPages::F32(keys, values) => {
-                    let at = Slot { shape: &shape, layer, block, head, slot };
-                    at.write::<f32, 1>(keys, values, k, v, |x| x);
-                }
-                SharedPages::Bf16(keys, values) => {
-                    let at = Slot { shape: &shape, layer, block, head, slot };
-                    at.write::<bf16, 2>(keys, values, k, v, bf16::from_f32);
-                }
-                SharedPages::Int8 { keys, values, scales } => {
-                    let at = Slot { shape: &shape, layer, block, head, slot };
-                    at.write_int8(keys, values, scales, k, v);
-                }
+                SharedPages::F32(keys, values) => dispatch(isa, Rounded::<_, 1> { at, keys, values, k, v }),
+                SharedPages::Bf16(keys, values) => dispatch(isa, Rounded::<_, 2> { at, keys, values, k, v }),
+                SharedPages::Int8 { keys, values, scales } => at.write_int8(keys, values, scales, k, v),
             }
         }
     });
@@ -70,32 +64,6 @@ struct Slot<'a> {
 }
 
 impl Slot<'_> {
-    /// `PAIR`: how many elements of a key lie together (see [`KvCache`]).
-    fn write<T: Copy, const PAIR: usize>(
-        &self,
-        keys: SharedMut<'_, T>,
-        values: SharedMut<'_, T>,
-        k: &[f32],
-        v: &[f32],
-        round: impl Fn(f32) -> T,
-    ) {
-        let shape = self.shape;
-        let page = shape.page(self.layer, self.block, self.head);
-        let key_page = shape.block_size * shape.head_dim;
-        // SAFETY: the page belongs to this head, and each head is one item, done once.
-        let keys = unsafe { keys.part(page * key_page, key_page) };
-        let columns = keys.chunks_exact_mut(shape.block_size * PAIR);
-        for (column, pair) in columns.zip(k.chunks_exact(PAIR)) {
-            let stored = &mut column[self.slot * PAIR..(self.slot + 1) * PAIR];
-            stored.iter_mut().zip(pair).for_each(|(y, x)| *y = round(*x));
-        }
-        let value_dim = shape.value_dim();
-        let start = (page * shape.block_size + self.slot) * value_dim;
-        // SAFETY: as above.
-        let value = unsafe { values.part(start, value_dim) };
-        value.iter_mut().zip(v).for_each(|(y, x)| *y = round(*x));
-    }
-
     fn write_int8(
         &self,
         keys: SharedMut<'_, u32>,
@@ -124,6 +92,71 @@ impl Slot<'_> {
         // SAFETY: as above.
         let value = unsafe { values.part((page * shape.block_size + self.slot) * value_dim, value_dim) };
         value.iter_mut().zip(v.numbers).for_each(|(y, x)| *y = v.number(*x));
+    }
+}
+
+/// One head of one row, rounded to `T`. `PAIR`: how many elements of a key lie together (see [`KvCache`]).
+struct Rounded<'a, T, const PAIR: usize> {
+    at: Slot<'a>,
+    keys: SharedMut<'a, T>,
+    values: SharedMut<'a, T>,
+    k: &'a [f32],
+    v: &'a [f32],
+}
+
+impl<T: FloatKv, const PAIR: usize> Kernel for Rounded<'_, T, PAIR> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Slot { shape, layer, block, head, slot } = self.at;
+        let page = shape.page(layer, block, head);
+        let key_page = shape.block_size * shape.head_dim;
+        // SAFETY: the page belongs to this head, and each head is one item, done once.
+        let keys = unsafe { self.keys.part(page * key_page, key_page) };
+        let mut vector = [T::default(); 16];
+        let columns = keys.chunks_mut(shape.block_size * S::LANES);
+        for (columns, k) in columns.zip(self.k.chunks(S::LANES)) {
+            // SAFETY: the array holds 16, a vector at most that.
+            unsafe { T::store(s, vector.as_mut_ptr(), s.load_some(k)) };
+            let columns = columns.chunks_exact_mut(shape.block_size * PAIR);
+            for (column, pair) in columns.zip(vector.chunks_exact(PAIR)) {
+                column[slot * PAIR..(slot + 1) * PAIR].copy_from_slice(pair);
+            }
+        }
+        let value_dim = shape.value_dim();
+        // SAFETY: as above.
+        let value = unsafe { self.values.part((page * shape.block_size + slot) * value_dim, value_dim) };
+        for (value, v) in value.chunks_mut(S::LANES).zip(self.v.chunks(S::LANES)) {
+            // SAFETY: as above.
+            unsafe { T::store(s, vector.as_mut_ptr(), s.load_some(v)) };
+            value[..v.len()].copy_from_slice(&vector[..v.len()]);
+        }
+    }
+}
+
+/// What a cache holds that is not whole numbers.
+trait FloatKv: Copy + Default + Send + Sync {
+    /// Rounds to nearest even.
+    ///
+    /// # Safety
+    /// `at` is valid for writing a vector.
+    unsafe fn store<S: Simd>(s: S, at: *mut Self, x: S::F);
+}
+
+impl FloatKv for f32 {
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, at: *mut f32, x: S::F) {
+        // SAFETY: the caller's promise.
+        unsafe { s.store(at, x) }
+    }
+}
+
+impl FloatKv for bf16 {
+    #[inline(always)]
+    unsafe fn store<S: Simd>(s: S, at: *mut bf16, x: S::F) {
+        // SAFETY: the caller's promise.
+        unsafe { s.store_bf16(at, x) }
     }
 }
 

@@ -258,7 +258,8 @@ impl<const P: usize> Block<P> {
             }
             if H::has_offset::<S>() {
                 for (r, dots) in dots.iter_mut().enumerate() {
-                    let offset = s.splat_u32(self.word::<S, H>(Laid::<S, H>::BESIDE + self.block, r).to_bits());
+                    let offset =
+                        s.splat_u32(self.word::<S, H>(Laid::<S, H>::BESIDE + self.block, r).to_bits());
                     for dot in dots.as_flattened_mut() {
                         *dot = s.add_u32(*dot, offset);
                     }
@@ -294,7 +295,11 @@ impl<const P: usize> Block<P> {
                     for (r, dots) in dots.iter_mut().enumerate() {
                         let x = s.splat_u32(self.word::<S, H>(w, r).to_bits());
                         for (dot, four) in dots.as_flattened_mut().iter_mut().zip(four.as_flattened()) {
-                            *dot = if S::PAIRS { s.dot_halves(*dot, *four, x) } else { s.dot_bytes(*dot, *four, x) };
+                            *dot = if S::PAIRS {
+                                s.dot_halves(*dot, *four, x)
+                            } else {
+                                s.dot_bytes(*dot, *four, x)
+                            };
                         }
                     }
                     continue;

@@ -210,6 +210,17 @@ impl<S: Simd> Product<S> for FmaBf16 {
         unsafe {
             let pairs = load_words::<S, _, P, V>(s, weights, 0, ask);
             let high = s.splat_u32(0xffff_0000);
+            if R == 1 && S::REGISTERS < 32 {
+                // One pair after the other: all together, and widened, they take more registers than there are.
+                let x = [s.splat(*activations), s.splat(*activations.add(1))];
+                for (sum, pair) in
+                    sums.as_flattened_mut().as_flattened_mut().iter_mut().zip(pairs.as_flattened())
+                {
+                    *sum = s.mul_add(x[0], s.of_bits(s.shift_left::<16>(*pair)), *sum);
+                    *sum = s.mul_add(x[1], s.of_bits(s.and_u32(*pair, high)), *sum);
+                }
+                return;
+            }
             // Loops, not `map`: a closure would be compiled without the instruction set.
             let mut widened = [[s.splat(0.0); V]; P];
             for (widened, pairs) in widened.iter_mut().zip(&pairs) {

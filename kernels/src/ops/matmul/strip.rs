@@ -3,7 +3,7 @@
 //! Activations are packed in blocks of up to 14 rows, and inside a block in chunks: a cache line of each row. One block goes
 //! through the weights from end to end. Several would wait for memory in the first and calculate in the others; so all of them
 //! go through a run of a panel before the next run, which they ask for meanwhile, each for its part: reading and arithmetic go
-//! on at the same time.
+//! on at the same time. So does one block that must go through a panel more than once.
 
 use crate::lane::Scratch;
 use crate::memory::{Matrix, PANEL, SharedRows, View};
@@ -85,7 +85,7 @@ pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strips: Strips<'_>, w
     let blocks = Blocks { s, job, weights, steps, rows, outputs };
     // SAFETY: rows are packed and have room for sums; the rest is the caller's promise.
     unsafe {
-        if padded == block_size::<S, Q>(blocks.rows.len()) {
+        if padded == block_size::<S, Q>(blocks.rows.len()) && whole_panels::<S>(padded) {
             blocks.one::<Q>(packed, sums);
         } else {
             blocks.several::<Q>(packed, sums);
@@ -130,7 +130,7 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
         unsafe { self.part::<Q>(block_size::<S, Q>(rows.len()), &part, packed, sums) };
     }
 
-    /// All of several blocks, which are of more rows than go through two panels.
+    /// All of them, run by run: several, or one whose tiles are narrower than a panel.
     ///
     /// # Safety
     /// As for [`Blocks::one`], with all blocks.
@@ -321,6 +321,11 @@ fn block_sizes<S: Simd, Q: Product<S>>() -> &'static [usize] {
         _ => (&[1, 2, 4, 6], 6),
     };
     &all[..all.iter().filter(|size| **size <= most).count()]
+}
+
+/// Whether tiles of a block are as wide as a panel. Where they are not, its memory would be read in several runs, each with holes.
+fn whole_panels<S: Simd>(size: usize) -> bool {
+    S::LANES == 16 || size <= 2
 }
 
 /// Size of the next block when `rows` are left: even parts of as few blocks as there must be, the size rounded up to one
