@@ -418,6 +418,7 @@ impl Item<'_> {
                             self.score_some::<S, Q, 4, 4, 1>(s, steps, pages, 0, query, state)
                         }
                         2.. => self.score_some::<S, Q, 2, 4, 1>(s, steps, pages, 0, query, state),
+                        // Two vectors are a cache line of keys.
                         _ if S::LANES == 8 => {
                             self.score_some::<S, Q, 1, 4, 2>(s, steps, pages, 0, query, state)
                         }

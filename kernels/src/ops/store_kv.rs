@@ -128,7 +128,7 @@ impl<T: FloatKv, const PAIR: usize> Kernel for Rounded<'_, T, PAIR> {
         // SAFETY: as above.
         let value = unsafe { self.values.part((page * shape.block_size + slot) * value_dim, value_dim) };
         for (value, v) in value.chunks_mut(S::LANES).zip(self.v.chunks(S::LANES)) {
-            // SAFETY: as above.
+            // SAFETY: the array holds 16, a vector at most that.
             unsafe { T::store(s, vector.as_mut_ptr(), s.load_some(v)) };
             value[..v.len()].copy_from_slice(&vector[..v.len()]);
         }
@@ -136,8 +136,8 @@ impl<T: FloatKv, const PAIR: usize> Kernel for Rounded<'_, T, PAIR> {
 }
 
 /// What a cache holds that is not whole numbers.
-trait FloatKv: Copy + Default + Send + Sync {
-    /// Rounds to nearest even.
+trait FloatKv: Copy + Default {
+    /// Rounds as [`Simd::store_bf16`].
     ///
     /// # Safety
     /// `at` is valid for writing a vector.

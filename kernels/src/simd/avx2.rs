@@ -27,7 +27,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;
     const DOTS: bool = false;
-    const PAIRS: bool = !VNNI;
+    const SPLIT: bool = !VNNI;
     type F = __m256;
     type I = __m256i;
     type M = __m256;
@@ -131,12 +131,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let (even_a, odd_a) = (_mm256_and_si256(a, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(a));
             let (even_b, odd_b) =
                 (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b)), _mm256_srai_epi16::<8>(b));
-            self.dot_pair(self.dot_pair(sum, even_a, even_b), odd_a, odd_b)
+            self.dot_shorts(self.dot_shorts(sum, even_a, even_b), odd_a, odd_b)
         }
     }
 
     #[inline(always)]
-    fn dot_pair(self, sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    fn dot_shorts(self, sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
         // SAFETY: the token proves the features.
         unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)) }
     }

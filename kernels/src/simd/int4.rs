@@ -24,7 +24,7 @@ pub(crate) type DotE2m1 = DotWhole<Int4<E2m1Codes>>;
 pub(crate) trait Form {
     /// What a block has beside its scale.
     const BESIDE: Beside;
-    /// The largest factor.
+    /// The largest factor, where they are unsigned.
     const LARGEST: usize = 15;
 
     /// Factors, of halves of bytes.

@@ -4,6 +4,9 @@
 //! A row of activations is quantised block by block as int8 weights are: scale largest / 127, rounded to nearest, ties to even. For each
 //! block the dot product of whole numbers becomes an f32, exactly (it is below 2^19), and `fused(dot, weight scale * activation
 //! scale, sum)` goes on with the output's chain. Every operation here is the same on all sets, so the bits are.
+//!
+//! Where products of four bytes are several instructions ([`Simd::SPLIT`]), small factors are summed in halves of words as long as those
+//! hold them, and others multiply activations that lie as numbers of 16 bits.
 
 use super::panel::{Ask, Steps, load_words, part};
 use super::{Product, Simd};
@@ -21,13 +24,13 @@ pub(crate) trait Held {
     /// What one more row has, as the scales lie.
     const BESIDE: Beside = Beside::Nothing;
 
-    /// The row that has the weights of word `w` of a step's activations.
+    /// The row that has the weights of four inputs, the `w`th of a step.
     fn row(w: usize) -> usize;
 
     /// What is asked for beside the words of a block: each row of words once.
     fn ask<const P: usize>(ask: Ask<P>, block: usize) -> Ask<P>;
 
-    /// Factors for [`Simd::dot_bytes`], of words of a block.
+    /// Factors for products of bytes, of words of a block.
     fn factors<S: Simd>(s: S, words: S::I, block: usize) -> S::I;
 
     /// The scales of one block, of pairs of them.
@@ -39,10 +42,10 @@ pub(crate) trait Held {
         Self::scales(s, pairs, block)
     }
 
-    /// The largest factor where none is less than zero.
+    /// The largest factor, where they are unsigned.
     const LARGEST: usize;
 
-    /// Whether dot products begin with what is [`Held::beside`] the activations.
+    /// Whether what is [`Held::beside`] the activations is part of the dot products.
     fn has_offset<S: Simd>() -> bool;
 
     /// What is kept beside a block of activations.
@@ -110,8 +113,9 @@ struct Laid<S, H>(PhantomData<(S, H)>);
 impl<S: Simd, H: Held> Laid<S, H> {
     /// Words whose products [`Simd::dot_halves`] can add, a part of a block's; 0: it is not used.
     const HALVES: usize = {
+        assert!(!(S::SPLIT && S::SIGNED), "split products are of unsigned factors");
         let most = i16::MAX as usize / (2 * 127 * H::LARGEST);
-        if !S::PAIRS || most == 0 {
+        if !S::SPLIT || most == 0 {
             0
         } else if most < WORDS {
             1 << most.ilog2()
@@ -120,9 +124,9 @@ impl<S: Simd, H: Held> Laid<S, H> {
         }
     };
     /// Whether the even bytes of four, and then the odd ones, are a word of two numbers of 16 bits.
-    const PAIRS: bool = S::PAIRS && Self::HALVES == 0;
-    /// Words of a block.
-    const WORDS: usize = if Self::PAIRS { 2 * WORDS } else { WORDS };
+    const SHORTS: bool = S::SPLIT && Self::HALVES == 0;
+    /// Words of a block of activations.
+    const WORDS: usize = if Self::SHORTS { 2 * WORDS } else { WORDS };
     /// Where scales are, and after them what is [`Held::beside`] them.
     const SCALES: usize = BLOCKS * Self::WORDS;
     const BESIDE: usize = Self::SCALES + BLOCKS;
@@ -195,7 +199,7 @@ impl<S: Simd, H: Held> Product<S> for DotWhole<H> {
             for (block, words) in bytes.chunks_exact_mut(Laid::<S, H>::WORDS).enumerate() {
                 let quantised = quantise(s, part(row, (step * BLOCKS + block) * BLOCK, BLOCK));
                 let fours = quantised.bytes.as_chunks::<4>().0.iter().map(|four| u32::from_le_bytes(*four));
-                if Laid::<S, H>::PAIRS {
+                if Laid::<S, H>::SHORTS {
                     for (two, four) in words.as_chunks_mut::<2>().0.iter_mut().zip(fours) {
                         *two = [wide(four), wide(four >> 8)];
                     }
@@ -251,7 +255,7 @@ impl<const P: usize> Block<P> {
                     self.add_words::<S, H, R, V>(s, first..first + Laid::<S, H>::HALVES, &mut halves);
                     for (dots, halves) in dots.iter_mut().zip(&halves) {
                         for (dot, halves) in dots.as_flattened_mut().iter_mut().zip(halves.as_flattened()) {
-                            *dot = s.dot_pair(*dot, *halves, ones);
+                            *dot = s.dot_shorts(*dot, *halves, ones);
                         }
                     }
                 }
@@ -291,11 +295,11 @@ impl<const P: usize> Block<P> {
                 for four in four.as_flattened_mut() {
                     *four = H::factors(s, *four, self.block);
                 }
-                if !Laid::<S, H>::PAIRS {
+                if !Laid::<S, H>::SHORTS {
                     for (r, dots) in dots.iter_mut().enumerate() {
                         let x = s.splat_u32(self.word::<S, H>(w, r).to_bits());
                         for (dot, four) in dots.as_flattened_mut().iter_mut().zip(four.as_flattened()) {
-                            *dot = if S::PAIRS {
+                            *dot = if Laid::<S, H>::HALVES > 0 {
                                 s.dot_halves(*dot, *four, x)
                             } else {
                                 s.dot_bytes(*dot, *four, x)
@@ -313,7 +317,7 @@ impl<const P: usize> Block<P> {
                     for (r, dots) in dots.iter_mut().enumerate() {
                         let x = s.splat_u32(self.word::<S, H>(2 * w + odd, r).to_bits());
                         for (dot, two) in dots.as_flattened_mut().iter_mut().zip(two.as_flattened()) {
-                            *dot = s.dot_pair(*dot, *two, x);
+                            *dot = s.dot_shorts(*dot, *two, x);
                         }
                     }
                 }
@@ -468,6 +472,7 @@ pub(crate) fn quantise<S: Simd>(s: S, inputs: &[f32]) -> Quantised {
 mod tests {
     use super::super::{Kernel, portably};
     use super::*;
+    use crate::memory::PANEL;
 
     type Words = [u32; 16];
 
@@ -492,9 +497,68 @@ mod tests {
         }
     }
 
-    /// With VNNI or `sdot` and without it, where the machine has it.
-    fn on_every_set(words: [Words; 3], check: impl Fn(&str, (Words, [u8; 16], bool))) {
-        check("portable", portably(Bytes(words)));
+    /// Rows times a panel of so many steps: the bits of `[row][output]`, of each way to hold weights.
+    struct Products<'a> {
+        rows: &'a [Vec<f32>; 6],
+        steps: usize,
+        weights: &'a [u32],
+    }
+
+    impl Products<'_> {
+        #[inline(always)]
+        fn of<S: Simd, H: Held>(&self, s: S, scale: u32) -> Vec<u32> {
+            type Q<H> = DotWhole<H>;
+            let (words, row_len) = (<Q<H> as Product<S>>::WEIGHTS, <Q<H> as Product<S>>::CHUNK);
+            // Behind the weights of each step, its scales.
+            let mut panel = self.weights[..self.steps * words * PANEL].to_vec();
+            panel.chunks_exact_mut(words * PANEL).for_each(|step| step[H::ROWS * PANEL..].fill(scale));
+            let mut packed = vec![0.0; 6 * self.steps * row_len];
+            for (slot, row) in self.rows.iter().enumerate() {
+                <Q<H> as Product<S>>::lay(s, row, &mut packed, slot, 6);
+            }
+            let mut found = vec![0; 6 * PANEL];
+            for first in (0..PANEL).step_by(S::LANES) {
+                let steps = Steps {
+                    count: self.steps,
+                    activations: packed.as_ptr(),
+                    place: 0,
+                    chunk_stride: 6 * row_len,
+                    weights: [panel[first..].as_ptr()],
+                    panel_stride: words * PANEL,
+                    ask: Ask::NOTHING,
+                };
+                // SAFETY: the panel and six rows have so many steps; an output's place is in `found`.
+                unsafe {
+                    let sums = super::super::multiply::<S, Q<H>, 6, 1, 1>(s, steps);
+                    for (r, [[sum]]) in sums.into_iter().enumerate() {
+                        s.store_u32(found[r * PANEL + first..].as_mut_ptr(), s.bits(sum));
+                    }
+                }
+            }
+            found
+        }
+    }
+
+    impl Kernel for Products<'_> {
+        type Output = [Vec<u32>; 5];
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Self::Output {
+            use super::super::int4::{E2m1Codes, Int4, Minima, Symmetric, ZeroPoints};
+            let (f16, bf16) = (0x3c00_3c00, 0x3f80_3f80); // ones
+            [
+                self.of::<S, Int8>(s, f16),
+                self.of::<S, Int4<Symmetric>>(s, f16),
+                self.of::<S, Int4<Minima>>(s, f16),
+                self.of::<S, Int4<ZeroPoints>>(s, f16),
+                self.of::<S, Int4<E2m1Codes>>(s, bf16),
+            ]
+        }
+    }
+
+    /// [`Kernel`] with every way to multiply bytes that the machine has, and the portable one first.
+    fn with_every_product<K: Kernel>(kernel: impl Fn() -> K) -> Vec<(&'static str, K::Output)> {
+        let mut found = vec![("portable", portably(kernel()))];
         #[cfg(target_arch = "x86_64")]
         {
             use super::super::{avx2, avx512};
@@ -502,19 +566,19 @@ mod tests {
             let (has_avx2, has_avx512) = (Isa::Avx2.is_available(), Isa::Avx512.is_available());
             if has_avx2 {
                 // SAFETY: it was found.
-                check("avx2", unsafe { avx2::run(Bytes(words)) });
+                found.push(("avx2", unsafe { avx2::run(kernel()) }));
             }
             if has_avx2 && is_x86_feature_detected!("avxvnni") {
                 // SAFETY: it was found.
-                check("avx2 with VNNI", unsafe { avx2::run_vnni(Bytes(words)) });
+                found.push(("avx2 with VNNI", unsafe { avx2::run_vnni(kernel()) }));
             }
             if has_avx512 {
                 // SAFETY: it was found.
-                check("avx512", unsafe { avx512::run(Bytes(words)) });
+                found.push(("avx512", unsafe { avx512::run(kernel()) }));
             }
             if has_avx512 && is_x86_feature_detected!("avx512vnni") {
                 // SAFETY: it was found.
-                check("avx512 with VNNI", unsafe { avx512::run_vnni(Bytes(words)) });
+                found.push(("avx512 with VNNI", unsafe { avx512::run_vnni(kernel()) }));
             }
         }
         #[cfg(target_arch = "aarch64")]
@@ -523,11 +587,46 @@ mod tests {
             use std::arch::is_aarch64_feature_detected;
             if is_aarch64_feature_detected!("neon") {
                 // SAFETY: it was found.
-                check("neon", unsafe { neon::run(Bytes(words)) });
+                found.push(("neon", unsafe { neon::run(kernel()) }));
             }
             if is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod") {
                 // SAFETY: it was found.
-                check("neon with sdot", unsafe { neon::run_dot(Bytes(words)) });
+                found.push(("neon with sdot", unsafe { neon::run_dot(kernel()) }));
+            }
+        }
+        found
+    }
+
+    /// The largest sums too: all bytes as large as they get, of one sign.
+    #[test]
+    fn products_have_the_same_bits_on_every_set_up_to_the_largest_sums() {
+        const STEPS: usize = 3;
+        let mut state = 7_u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 32) as u32
+        };
+        let inputs = STEPS * BLOCKS * BLOCK;
+        for round in 0..40 {
+            let rows: [Vec<f32>; 6] = std::array::from_fn(|row| {
+                let sign = [1.0, -1.0][row % 2];
+                (0..inputs)
+                    .map(|_| if row < 2 { sign } else { random() as f32 / u32::MAX as f32 * 2.0 - 1.0 })
+                    .collect()
+            });
+            let weights: Vec<u32> = (0..STEPS * (BLOCKS * WORDS + 2) * PANEL)
+                .map(|_| match round {
+                    0 => u32::MAX,
+                    1 => 0,
+                    // E2M1's largest and smallest.
+                    2 => 0x7777_7777,
+                    3 => 0xffff_ffff - 0x8888_8888,
+                    _ => random(),
+                })
+                .collect();
+            let found = with_every_product(|| Products { rows: &rows, steps: STEPS, weights: &weights });
+            for (set, products) in &found[1..] {
+                assert_eq!(products, &found[0].1, "{set}, round {round}");
             }
         }
     }
@@ -547,7 +646,7 @@ mod tests {
                 words[1..].as_flattened_mut().iter_mut().for_each(|word| *word = ends[random() as usize % 5]);
             }
             let [sums, a, b] = words;
-            on_every_set(words, |set, found| {
+            for (set, found) in with_every_product(|| Bytes(words)) {
                 let signed = found.2;
                 let factor = |a: u8| if signed { i64::from(a.cast_signed()) } else { i64::from(a) };
                 let expected: Words = std::array::from_fn(|i| {
@@ -556,7 +655,7 @@ mod tests {
                     (i64::from(sums[i]) + dot) as u32
                 });
                 assert_eq!(found, (expected, b.map(|word| word as u8), signed), "{set}");
-            });
+            }
         }
     }
 }

@@ -63,8 +63,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TILES: bool = false;
     /// Whether [`Simd::dot_bytes`] takes both factors as signed.
     const SIGNED: bool = false;
-    /// Whether there is no instruction for it: [`Simd::dot_pair`] and [`Simd::dot_halves`] take fewer.
-    const PAIRS: bool = false;
+    /// Whether that is several instructions, and [`Simd::dot_shorts`] and [`Simd::dot_halves`], which are fewer, are there instead.
+    const SPLIT: bool = false;
     /// A vector of f32.
     type F: Copy;
     /// A vector of u32.
@@ -85,7 +85,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `at` is valid for reading `LANES` numbers.
     unsafe fn load_i8(self, at: *const i8) -> Self::F;
-    /// Rounded to nearest even.
+    /// Rounded to nearest even; numbers below 2^-126 may become zero (`vcvtneps2bf16`).
     ///
     /// # Safety
     /// `at` is valid for writing `LANES` numbers.
@@ -133,16 +133,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Adds to each lane of `sum` the products of its two signed numbers of 16 bits in `a` with those in `b`. Exact.
     ///
     /// # Panics
-    /// Unless [`Simd::PAIRS`].
-    fn dot_pair(self, _sum: Self::I, _a: Self::I, _b: Self::I) -> Self::I {
-        unreachable!("PAIRS is false")
+    /// If [`Simd::SPLIT`] is false.
+    fn dot_shorts(self, _sum: Self::I, _a: Self::I, _b: Self::I) -> Self::I {
+        unreachable!("SPLIT is false")
     }
     /// As [`Simd::dot_bytes`], but each half of a lane of `sum` has two of the four products: exact below 2^15.
     ///
     /// # Panics
-    /// Unless [`Simd::PAIRS`].
+    /// If [`Simd::SPLIT`] is false.
     fn dot_halves(self, _sum: Self::I, _a: Self::I, _b: Self::I) -> Self::I {
-        unreachable!("PAIRS is false")
+        unreachable!("SPLIT is false")
     }
     /// The byte of `table` that each byte of `places` names; those are below 16.
     fn look_up(self, table: &[u8; 16], places: Self::I) -> Self::I;

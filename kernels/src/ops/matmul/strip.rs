@@ -85,7 +85,7 @@ pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strips: Strips<'_>, w
     let blocks = Blocks { s, job, weights, steps, rows, outputs };
     // SAFETY: rows are packed and have room for sums; the rest is the caller's promise.
     unsafe {
-        if padded == block_size::<S, Q>(blocks.rows.len()) && whole_panels::<S>(padded) {
+        if padded == block_size::<S, Q>(blocks.rows.len()) && from_end_to_end::<S>(padded) {
             blocks.one::<Q>(packed, sums);
         } else {
             blocks.several::<Q>(packed, sums);
@@ -130,7 +130,7 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
         unsafe { self.part::<Q>(block_size::<S, Q>(rows.len()), &part, packed, sums) };
     }
 
-    /// All of them, run by run: several, or one whose tiles are narrower than a panel.
+    /// All of them, run by run: several, which are of more rows than go through two panels, or one whose tiles are narrower than a panel.
     ///
     /// # Safety
     /// As for [`Blocks::one`], with all blocks.
@@ -323,9 +323,10 @@ fn block_sizes<S: Simd, Q: Product<S>>() -> &'static [usize] {
     &all[..all.iter().filter(|size| **size <= most).count()]
 }
 
-/// Whether tiles of a block are as wide as a panel. Where they are not, its memory would be read in several runs, each with holes.
-fn whole_panels<S: Simd>(size: usize) -> bool {
-    S::LANES == 16 || size <= 2
+/// Whether a block by itself goes from end to end though its tiles may be narrower than a panel, whose memory is then read more than once,
+/// each time with holes. With few registers most tiles are (see [`Blocks::part`]); with many, NEON's, it was not measured.
+fn from_end_to_end<S: Simd>(size: usize) -> bool {
+    S::REGISTERS >= 32 || S::LANES == 8 && size <= 2
 }
 
 /// Size of the next block when `rows` are left: even parts of as few blocks as there must be, the size rounded up to one
