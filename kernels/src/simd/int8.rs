@@ -247,16 +247,13 @@ impl<const P: usize> Block<P> {
         let first = self.block * WORDS;
         // SAFETY: the caller's promise.
         unsafe {
-            if Laid::<S, H>::HALVES > 0 {
-                let ones = s.splat_u32(0x0001_0001);
-                for group in 0..WORDS / Laid::<S, H>::HALVES {
-                    let mut halves = [[[s.splat_u32(0); V]; P]; R];
-                    let first = first + group * Laid::<S, H>::HALVES;
-                    self.add_words::<S, H, R, V>(s, first..first + Laid::<S, H>::HALVES, &mut halves);
-                    for (dots, halves) in dots.iter_mut().zip(&halves) {
-                        for (dot, halves) in dots.as_flattened_mut().iter_mut().zip(halves.as_flattened()) {
-                            *dot = s.dot_shorts(*dot, *halves, ones);
-                        }
+            for group in 0..WORDS.checked_div(Laid::<S, H>::HALVES).unwrap_or(0) {
+                let mut halves = [[[s.splat_u32(0); V]; P]; R];
+                let first = first + group * Laid::<S, H>::HALVES;
+                self.add_words::<S, H, R, V>(s, first..first + Laid::<S, H>::HALVES, &mut halves);
+                for (dots, halves) in dots.iter_mut().zip(&halves) {
+                    for (dot, halves) in dots.as_flattened_mut().iter_mut().zip(halves.as_flattened()) {
+                        *dot = s.dot_shorts(*dot, *halves, s.splat_u32(0x0001_0001));
                     }
                 }
             }
