@@ -5,7 +5,7 @@ mod cuda_fake;
 use cuda_fake::inside;
 use faser_kernels::CollectiveError;
 use faser_kernels::cuda::{
-    Arena, CudaError, CudaLane, Element, Flags, Gpu, NcclRankSlot, Share, nccl_group, nccl_version,
+    Arena, CudaError, CudaLane, Element, Flags, Gpu, NcclRankSlot, Ptr, Share, nccl_group, nccl_version,
 };
 use half::bf16;
 use std::sync::Barrier;
@@ -42,6 +42,26 @@ impl Rank {
         self.lane.fetch(&mut self.arena)?;
         self.lane.wait(&mut || {})?;
         Ok(self.arena.get::<f32>(place).to_vec())
+    }
+}
+
+impl Rank {
+    /// Asks for the calls of many layers, each a sum of what the rank has, before it waits for any; the last sum.
+    fn ask_far_ahead(&mut self, calls: usize, own: f32) -> Result<f32, CudaError> {
+        self.arena.clear();
+        self.arena.put(&[own, 0.0]);
+        self.arena.clear();
+        let (from, place) = self.arena.reserve::<f32>(2);
+        let to = Ptr(from.0 + 4);
+        self.lane.send(&mut self.arena)?;
+        for _ in 0..calls {
+            self.lane.clear(to, 4)?;
+            self.lane.copy(from, to, 4)?;
+            self.lane.all_reduce_sum(to, 1, Element::F32)?;
+        }
+        self.lane.fetch(&mut self.arena)?;
+        self.lane.wait(&mut || {})?;
+        Ok(self.arena.get::<f32>(place)[1])
     }
 }
 
@@ -133,6 +153,22 @@ fn a_rank_that_does_not_come_is_named_and_ends_the_group() {
             assert!(first.contains("rank 1 of 3 has not come within 2000 ms"), "{errors:?}");
             assert!(rank == 1 || later.contains("the group was aborted"), "{errors:?}");
         }
+    });
+}
+
+#[test]
+fn a_full_launch_queue_keeps_no_rank_from_ending_the_group() {
+    let name = "a_full_launch_queue_keeps_no_rank_from_ending_the_group";
+    inside(name, &[FOUR, ("FASER_FAKE_QUEUE", "256")], || {
+        let over = Barrier::new(2);
+        let outcomes = on_ranks(2, Duration::from_secs(2), |rank, lane| {
+            let mut lane = lane.expect("a lane");
+            assert_eq!(lane.ask_far_ahead(1000, 1.0 + rank as f32).expect("all come"), 3.0);
+            let outcome = if rank == 0 { words(lane.ask_far_ahead(1000, 1.0)) } else { String::new() };
+            over.wait();
+            outcome
+        });
+        assert!(outcomes[0].contains("rank 1 of 2 has not come within 2000 ms"), "{outcomes:?}");
     });
 }
 

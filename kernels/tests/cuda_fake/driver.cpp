@@ -12,6 +12,7 @@
 // (no green contexts, or splits with two SMs more and two lost), FASER_FAKE_VERSION, FASER_FAKE_LIBRARIES (for which CUDA NVRTC and cublasLt are), FASER_FAKE_INIT (what cuInit returns),
 // FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
 // run of that kernel, for as long as the process lives: libraries keep its context), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the last device is closed),
+// FASER_FAKE_QUEUE (calls that a stream holds; one more waits),
 // FASER_FAKE_RECORD=FILE (what every stream does is a line there, in its order, and kernels, products and sums compute nothing: memory is
 // address space alone, so that models of any size fit).
 #include <algorithm>
@@ -140,8 +141,17 @@ inline int ask(void *stream, Work work) {
     auto *s = (Stream *)stream;
     if (!s || s->device != bound - 1) return INVALID_VALUE;
     if (here().lost) return here().lost;
-    if (s->captures) s->captures->work.push_back(std::move(work));
-    else s->work.push_back(std::move(work));
+    if (s->captures) {
+        s->captures->work.push_back(std::move(work));
+        return 0;
+    }
+    // A full queue blocks whoever asks, as the real one does; who waits for ever is told so.
+    static const size_t most = number("FASER_FAKE_QUEUE", SIZE_MAX);
+    for (int waits = 0; s->work.size() >= most; waits++) {
+        if (step(s) == NOT_YET) let_others();
+        if (waits == 500000) fprintf(stderr, "fake driver: %zu calls are queued, and nothing moves\n", most), abort();
+    }
+    s->work.push_back(std::move(work));
     return 0;
 }
 inline Stream *open_stream(unsigned sms, Green *green) {
@@ -454,6 +464,14 @@ int cuEventRecord(void *event, void *stream) {
     e->stream = s;
     const unsigned number = ++e->asked;
     return fake::ask(stream, [=] { e->reached = number; return 0; });
+}
+int cuEventQuery(void *event) {
+    BOUND;
+    UNCAPTURED;
+    auto e = *(std::shared_ptr<fake::Event> *)event;
+    if (e->device != fake::bound - 1) return fake::INVALID_VALUE;
+    if (e->reached < e->asked && !e->stream->work.empty() && fake::step(e->stream) == fake::NOT_YET) fake::let_others();
+    return fake::here().lost ? fake::here().lost : e->reached == e->asked ? 0 : (int)fake::NOT_READY;
 }
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     BOUND;

@@ -22,6 +22,10 @@ use std::time::Instant;
 const EAGER_LOOKS: u32 = 2000;
 /// Looks at the stream between two at the lane's group.
 const WATCH_EVERY: u32 = 64;
+/// Calls of the group from one mark in the lane's stream to the next. A lane is less than three such stretches ahead of its GPU: if another
+/// rank does not come, a full launch queue (some 1,000 launches) would keep this thread in the driver, where it can neither watch the
+/// group nor end it. A call has two to five launches before it.
+const MARK_EVERY: usize = 16;
 
 /// An ordered stream of work on a GPU, used by one thread. It has a stream for each partition; what one began is finished before
 /// another goes on, by [`CudaLane::wait`].
@@ -34,6 +38,9 @@ pub struct CudaLane {
     busy: bool,
     /// The group that this lane is a rank of.
     group: Option<Nccl>,
+    /// Calls of the group, and the last two marks behind some of them.
+    calls: usize,
+    marks: Vec<Event>,
     /// Looks at a stream that was not done, and since when there have been some.
     looks: u32,
     waits_since: Option<Instant>,
@@ -57,6 +64,8 @@ impl CudaLane {
             current: 0,
             busy: false,
             group: None,
+            calls: 0,
+            marks: Vec::new(),
             looks: 0,
             waits_since: None,
         })
@@ -73,6 +82,7 @@ impl CudaLane {
         self.gpu.bind()?;
         let sms = self.streams.iter().map(|stream| stream.share.sms()).min().unwrap_or(1);
         self.group = Some(slot.join(sms)?);
+        self.marks = vec![Event::new(&self.gpu)?, Event::new(&self.gpu)?];
         Ok(())
     }
 
@@ -101,6 +111,7 @@ impl CudaLane {
     /// # Errors
     /// The group is lost.
     pub fn all_reduce_sum(&mut self, at: Ptr, len: usize, element: Element) -> Result<(), CudaError> {
+        self.mark()?;
         let mut values = self.floats(at, len, element);
         let Some(group) = &self.group else { return Ok(()) };
         self.busy = true;
@@ -112,11 +123,33 @@ impl CudaLane {
     /// # Errors
     /// The group is lost, or the driver refuses.
     pub fn all_gather(&mut self, own: Ptr, all: Ptr, len: usize) -> Result<(), CudaError> {
+        self.mark()?;
         let (from, mut to) =
             (self.floats(own, len, Element::F32), self.floats(all, len * self.ranks(), Element::F32));
         let Some(group) = &self.group else { return self.copy(own, all, 4 * len) };
         self.busy = true;
         Ok(group.all_gather(&from, &mut to)?)
+    }
+
+    /// Before a call of the group: now and then waits until the GPU has come to the mark before the last, which becomes the last.
+    fn mark(&mut self) -> Result<(), CudaError> {
+        let call = self.calls;
+        self.calls = call.wrapping_add(1);
+        if self.marks.is_empty() || !call.is_multiple_of(MARK_EVERY) {
+            return Ok(());
+        }
+        let place = call / MARK_EVERY % self.marks.len();
+        let (mut looks, mut since) = (0u32, None);
+        while !self.told(self.marks[place].reached())? {
+            looks = looks.wrapping_add(1);
+            if let Some(group) = self.group.as_ref().filter(|_| looks.is_multiple_of(WATCH_EVERY)) {
+                group.watch(*since.get_or_insert_with(Instant::now))?;
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+        // SAFETY: both live.
+        unsafe { result::event::record(self.marks[place].raw, self.stream()) }.named("cuEventRecord")
     }
 
     fn floats(&self, at: Ptr, len: usize, element: Element) -> OnStream {
@@ -320,11 +353,15 @@ impl CudaLane {
             return self.watch().map(|()| false);
         }
         (self.busy, self.waits_since) = (false, None);
-        let done = code.named("cuStreamQuery").map(|()| true);
-        if let (Err(error), Some(group)) = (&done, &self.group) {
+        self.told(code.named("cuStreamQuery").map(|()| true))
+    }
+
+    /// What fails on this GPU ends the group.
+    fn told(&self, found: Result<bool, CudaError>) -> Result<bool, CudaError> {
+        if let (Err(error), Some(group)) = (&found, &self.group) {
             group.abort(&format!("on the GPU of rank {}: {error}", group.rank()));
         }
-        done
+        found
     }
 
     /// Now and then, while the stream is not done: whether the group still is what it waits for.
@@ -445,6 +482,15 @@ impl Event {
         gpu.bind()?;
         let raw = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
         Ok(Event { gpu: gpu.clone(), raw: raw.named("cuEventCreate")? })
+    }
+
+    /// Whether what stands before it is done.
+    fn reached(&self) -> Result<bool, CudaError> {
+        // SAFETY: it lives.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => code.named("cuEventQuery").map(|()| true),
+        }
     }
 }
 
