@@ -39,8 +39,9 @@ pub fn try_by(binary: PathBuf) {
 
 /// What a first trial may take. Nearly all grammars fit; what is more expensive goes on in the queue of those alone.
 const QUICK: Bounds = Bounds { cpu_s: 1, memory_bytes: 64 << 20 };
-/// How long a quick trial may last.
-const QUICK_WITHIN: Duration = Duration::from_millis(300);
+/// How long a quick trial may last. Where other work is in the way a simple grammar takes some tenths of a second, and must not end
+/// behind expensive ones.
+const QUICK_WITHIN: Duration = Duration::from_secs(1);
 /// Quick trials at the same time.
 const QUICK_AT_ONCE: usize = 8;
 /// What a grammar may take at most.
