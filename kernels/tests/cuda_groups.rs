@@ -43,9 +43,7 @@ impl Rank {
         self.lane.wait(&mut || {})?;
         Ok(self.arena.get::<f32>(place).to_vec())
     }
-}
 
-impl Rank {
     /// Asks for the calls of many layers, each a sum of what the rank has, before it waits for any; the last sum.
     fn ask_far_ahead(&mut self, calls: usize, own: f32) -> Result<f32, CudaError> {
         self.arena.clear();

@@ -38,7 +38,7 @@ pub struct CudaLane {
     busy: bool,
     /// The group that this lane is a rank of.
     group: Option<Nccl>,
-    /// Calls of the group, and the last two marks behind some of them.
+    /// Calls of the group, and the last two marks in front of some of them.
     calls: usize,
     marks: Vec<Event>,
     /// Looks at a stream that was not done, and since when there have been some.
