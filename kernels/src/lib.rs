@@ -27,5 +27,5 @@ pub use memory::{
     KvCache, KvShape, Make, MappedFile, Matrix, RopeScaling, RopeSpec, RopeTable, Rows, Slice, Source,
     Stored, Table, Tensor, Vector, View, ViewMut, on_nodes,
 };
-pub use process::{end_with_parent, fork, give_memory_back, one_arena};
+pub use process::{end_after_cpu_time, end_with_parent, fork, give_memory_back, one_arena};
 pub use sampling::{History, SampleRow, Sampling};

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::process::Command;
+use std::time::Duration;
 
 /// Copies this process; the number of the copy, and none in the copy itself.
 ///
@@ -35,6 +36,27 @@ pub fn end_with_parent(command: &mut Command) {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = command;
+}
+
+/// Ends this process by SIGPROF once its threads have taken so much processor time together, from now on. RLIMIT_CPU counts whole seconds.
+///
+/// # Errors
+/// The system refuses.
+pub fn end_after_cpu_time(time: Duration) -> io::Result<()> {
+    // A timer of no time at all would be none.
+    let micros = time.as_micros().max(1);
+    let once = libc::itimerval {
+        it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 },
+        it_value: libc::timeval {
+            tv_sec: (micros / 1_000_000) as libc::time_t,
+            tv_usec: (micros % 1_000_000) as libc::suseconds_t,
+        },
+    };
+    // SAFETY: `once` is there for the call, and the timer that was there before is not asked for. Nothing here handles that signal.
+    match unsafe { libc::setitimer(libc::ITIMER_PROF, &once, std::ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Has glibc keep the memory of all threads in one place, where bounds on addresses are to mean memory: an arena of a thread's own takes
@@ -71,6 +93,36 @@ mod tests {
         assert!(fork().is_err());
         drop(done);
         assert!(thread.join().is_ok());
+    }
+
+    /// Set in the process that the next test starts, which runs that test again.
+    const BOUNDED: &str = "FASER_TEST_BOUNDED_CPU_TIME";
+
+    #[test]
+    fn processor_time_is_bounded_however_many_threads_take_it() {
+        use std::os::unix::process::ExitStatusExt;
+
+        if std::env::var_os(BOUNDED).is_some() {
+            end_after_cpu_time(Duration::from_millis(50)).expect("a timer");
+            // Time alone does not count.
+            std::thread::sleep(Duration::from_millis(200));
+            println!("slept");
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        while !std::hint::black_box(false) {
+                            std::hint::spin_loop();
+                        }
+                    });
+                }
+            });
+        }
+        let name = "process::tests::processor_time_is_bounded_however_many_threads_take_it";
+        let this = std::env::current_exe().expect("this binary");
+        let ended = Command::new(this).args(["--exact", "--nocapture", name]).env(BOUNDED, "1").output();
+        let ended = ended.expect("it runs");
+        assert_eq!(ended.status.signal(), Some(libc::SIGPROF), "{ended:?}");
+        assert!(String::from_utf8_lossy(&ended.stdout).contains("slept"), "{ended:?}");
     }
 
     // An emulator may start others in its own way.

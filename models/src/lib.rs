@@ -30,7 +30,7 @@ pub use config::{
     MarkovKind, MarkovSpec, ModelConfig, RopeConfig, Verifier, WeightQuantisation, fitted, verifier,
 };
 pub use error::ModelError;
-pub use faser_kernels::{end_with_parent, fork, give_memory_back, on_nodes, one_arena};
+pub use faser_kernels::{end_after_cpu_time, end_with_parent, fork, give_memory_back, on_nodes, one_arena};
 pub use features::Features;
 pub use gguf::check_gguf;
 pub use layer_spec::{AttentionSpec, BesideEmbedding, Experts, LayerSpec, Mlp, MlpSpec, Norms, QkNorm};

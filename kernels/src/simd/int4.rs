@@ -11,14 +11,8 @@ use super::panel::Ask;
 use crate::memory::{BLOCK, E2M1};
 use std::marker::PhantomData;
 
-/// Half a byte each, 8 more than the weight.
-pub(crate) type DotSymmetric = DotWhole<Int4<Symmetric>>;
-/// Half a byte each, less than the weight by the minimum.
-pub(crate) type DotMinima = DotWhole<Int4<Minima>>;
-/// Half a byte each, more than the weight by the zero point.
-pub(crate) type DotZeroPoints = DotWhole<Int4<ZeroPoints>>;
-/// Half a byte each, which stands for a floating-point number.
-pub(crate) type DotE2m1 = DotWhole<Int4<E2m1Codes>>;
+/// int4 weights of the form `F` times int8 activations.
+pub(crate) type DotInt4<F> = DotWhole<Int4<F>>;
 
 /// What is different between the forms.
 pub(crate) trait Form {
@@ -43,9 +37,13 @@ pub(crate) trait Form {
     fn offset<S: Simd>() -> i32;
 }
 
+/// Half a byte each, 8 more than the weight.
 pub(crate) struct Symmetric;
+/// Half a byte each, less than the weight by the minimum.
 pub(crate) struct Minima;
+/// Half a byte each, more than the weight by the zero point.
 pub(crate) struct ZeroPoints;
+/// Half a byte each, which stands for a floating-point number.
 pub(crate) struct E2m1Codes;
 
 impl Form for Symmetric {

@@ -40,7 +40,7 @@ mod portable;
 
 pub(crate) use dispatch::{dispatch, dispatch_bytes, dispatch_bytes_in_vectors, portably};
 use half::bf16;
-pub(crate) use int4::{DotE2m1, DotMinima, DotSymmetric, DotZeroPoints};
+pub(crate) use int4::{DotInt4, E2m1Codes, Form, Minima, Symmetric, ZeroPoints};
 pub(crate) use int8::DotInt8;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use int8::{one_of, quantise};

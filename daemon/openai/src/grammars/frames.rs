@@ -1,6 +1,7 @@
 //! What the daemon and the process that tries grammars say to each other: JSON, each with its length before it.
 
 use std::io::{self, Read, Write};
+use std::time::Duration;
 
 use faser_models::{GrammarError, GrammarProgram};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -20,8 +21,8 @@ pub(super) enum Order {
 /// What one trial may take.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub(super) struct Bounds {
-    /// Processor time, in seconds.
-    pub(super) cpu_s: u64,
+    /// Processor time.
+    pub(super) cpu: Duration,
     /// Memory beyond what the process has anyway, its stack not counted, in bytes.
     pub(super) memory_bytes: u64,
 }

@@ -38,14 +38,13 @@ pub fn try_by(binary: PathBuf) {
 }
 
 /// What a first trial may take. Nearly all grammars fit; what is more expensive goes on in the queue of those alone.
-const QUICK: Bounds = Bounds { cpu_s: 1, memory_bytes: 64 << 20 };
-/// How long a quick trial may last. Where other work is in the way a simple grammar takes some tenths of a second, and must not end
-/// behind expensive ones.
-const QUICK_WITHIN: Duration = Duration::from_secs(1);
+const QUICK: Bounds = Bounds { cpu: Duration::from_millis(500), memory_bytes: 64 << 20 };
+/// How long a quick trial may last where other work is in the way: a simple grammar must not end behind expensive ones.
+const QUICK_WITHIN: Duration = Duration::from_secs(5);
 /// Quick trials at the same time.
 const QUICK_AT_ONCE: usize = 8;
 /// What a grammar may take at most.
-const LONG: Bounds = Bounds { cpu_s: 5, memory_bytes: 256 << 20 };
+const LONG: Bounds = Bounds { cpu: Duration::from_secs(5), memory_bytes: 256 << 20 };
 /// How long that may last where other work is in the way.
 const LONG_WITHIN: Duration = Duration::from_secs(20);
 /// Expensive grammars that are tried at the same time.
@@ -73,7 +72,7 @@ pub enum FormatError {
     #[error("the output's grammar is not taken: {0}")]
     Grammar(#[from] GrammarError),
     /// It takes too long.
-    #[error("the output's grammar takes longer than {} s to compile; make it simpler", LONG.cpu_s)]
+    #[error("the output's grammar takes longer than {} s to compile; make it simpler", LONG.cpu.as_secs())]
     TooSlow,
     /// It takes too much memory or stack.
     #[error(

@@ -11,7 +11,9 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
-use faser_models::{GrammarCompiler, GrammarError, GrammarProgram, GrammarVocabulary, fork, one_arena};
+use faser_models::{
+    GrammarCompiler, GrammarError, GrammarProgram, GrammarVocabulary, end_after_cpu_time, fork, one_arena,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitOptions, getppid, kill_process, set_parent_process_death_signal,
@@ -95,7 +97,7 @@ fn report_ended(open: &mut Open) -> io::Result<()> {
         && let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG)
     {
         let Some(number) = open.remove(&pid.as_raw_nonzero().get()) else { continue };
-        let slow = [Signal::XCPU.as_raw(), Signal::KILL.as_raw()];
+        let slow = [Signal::PROF.as_raw(), Signal::KILL.as_raw()];
         let outcome = match status.terminating_signal() {
             Some(signal) if slow.contains(&signal) => Outcome::TooSlow,
             _ => Outcome::TooLarge,
@@ -128,7 +130,7 @@ fn attempt(compiler: &GrammarCompiler, program: &GrammarProgram, bounds: Bounds,
 }
 
 /// Puts the bounds on this process.
-fn bounded(Bounds { cpu_s, memory_bytes }: Bounds) -> io::Result<()> {
+fn bounded(Bounds { cpu, memory_bytes }: Bounds) -> io::Result<()> {
     let parent = getppid();
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() != parent {
@@ -138,7 +140,7 @@ fn bounded(Bounds { cpu_s, memory_bytes }: Bounds) -> io::Result<()> {
         |resource, current| setrlimit(resource, Rlimit { current: Some(current), maximum: Some(current) });
     let mapped = status_bytes("VmSize:").ok_or_else(|| io::Error::other("/proc/self/status says nothing"))?;
     limit(Resource::Core, 0)?;
-    limit(Resource::Cpu, cpu_s)?;
+    end_after_cpu_time(cpu)?;
     limit(Resource::As, mapped + STACK_BYTES as u64 + memory_bytes)?;
     // Of what goes wrong here, nobody is told but by the report.
     let nowhere = File::options().write(true).open("/dev/null")?;

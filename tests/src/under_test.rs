@@ -1,0 +1,5 @@
+//! The daemon as the tests start it.
+
+fn main() {
+    faser::main()
+}
