@@ -1,4 +1,4 @@
-//! Puts cubins into the library, where there are some: `FASER_CUBINS` names a folder that `cargo run -p faser-kernels --example prebuild_cubins` filled.
+//! Puts cubins into the library, where there are some: `FASER_CUBINS` names a folder that `.ci/cubins` filled.
 //! Without it the table is empty, and NVRTC compiles at start-up.
 
 use std::env;
@@ -27,7 +27,7 @@ fn table(folder: &Path) -> Result<String, Box<dyn Error>> {
     }
     println!("cargo::rerun-if-changed={}", folder.display());
     let made_by = fs::read_to_string(folder.join("nvrtc"))
-        .map_err(|why| format!("its file `nvrtc` cannot be read ({why}): fill it by `cargo run -p faser-kernels --example prebuild_cubins`"))?;
+        .map_err(|why| format!("its file `nvrtc` cannot be read ({why}): fill it by `.ci/cubins`"))?;
     let (major, minor) =
         made_by.trim().split_once('.').ok_or("its file `nvrtc` has no version such as 12.9")?;
     let mut cubins = Vec::new();

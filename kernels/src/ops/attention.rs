@@ -14,7 +14,7 @@ use crate::lane::Scratch;
 use crate::memory::{KvCache, KvShape, POSITIONS, Pages, Rows, SharedRows, View, ViewMut};
 use crate::simd::{
     Ask, DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, Steps, dispatch, dispatch_bytes_in_vectors, exp,
-    multiply, packed_words,
+    half_of, multiply, packed_words, shorts,
 };
 use crate::{Lane, Op};
 use half::bf16;
@@ -709,29 +709,36 @@ struct Int8Pages<'a> {
 /// Words behind those of a query's numbers: its scale, and what its dot products begin with.
 const BESIDE: usize = 2;
 
+/// Words of four numbers of a query: their bytes, or pairs of 16 bits where products of bytes are split.
+const fn words_of_four<S: Simd>() -> usize {
+    if S::SPLIT { 2 } else { 1 }
+}
+
 impl<S: Simd> KvPages<S> for Int8Pages<'_> {
     type Value = i8;
 
     #[inline(always)]
     fn query_words(head_dim: usize) -> usize {
-        head_dim.div_ceil(4) + BESIDE
+        head_dim.div_ceil(4) * words_of_four::<S>() + BESIDE
     }
 
     /// The largest element becomes 127 or -127.
     #[inline(always)]
     fn lay(_s: S, q: &[f32], packed: &mut [f32], slot: usize, _queries: usize) {
-        let words = q.len().div_ceil(4);
+        let words = q.len().div_ceil(4) * words_of_four::<S>();
         let to = &mut packed[slot * (words + BESIDE)..][..words + BESIDE];
         let scaled = Scaled::of(q);
         let mut sum = 0;
-        for (to, four) in to.iter_mut().zip(q.chunks(4)) {
+        for (to, four) in to[..words].chunks_exact_mut(words_of_four::<S>()).zip(q.chunks(4)) {
             let mut bytes = [0; 4];
             for (byte, x) in bytes.iter_mut().zip(four) {
                 let number = scaled.number(*x);
                 *byte = number.cast_unsigned();
                 sum += i32::from(number);
             }
-            *to = f32::from_bits(u32::from_le_bytes(bytes));
+            let four = u32::from_le_bytes(bytes);
+            let all = if S::SPLIT { shorts(four) } else { [four, 0] };
+            to.iter_mut().zip(all).for_each(|(to, word)| *to = f32::from_bits(word));
         }
         to[words] = scaled.scale;
         // Unsigned keys are 128 more.
@@ -798,7 +805,8 @@ impl Int8Pages<'_> {
     ) -> usize {
         let shape = item.kv.shape();
         let (block_size, words) = (shape.block_size, shape.key_words());
-        let queries = &state.q[query * (words + BESIDE)..(query + R) * (words + BESIDE)];
+        let numbers = words * words_of_four::<S>();
+        let queries = &state.q[query * (numbers + BESIDE)..(query + R) * (numbers + BESIDE)];
         for start in tile.clone().step_by(P * POSITIONS) {
             let places: [(usize, usize); P] = std::array::from_fn(|p| item.page(start + p * POSITIONS));
             for first in (0..POSITIONS).step_by(S::LANES) {
@@ -814,7 +822,7 @@ impl Int8Pages<'_> {
                 unsafe {
                     let mut dots = [[s.splat_u32(0); P]; R];
                     for (r, dots) in dots.iter_mut().enumerate() {
-                        let offset = *queries.as_ptr().add(r * (words + BESIDE) + words + 1);
+                        let offset = *queries.as_ptr().add(r * (numbers + BESIDE) + numbers + 1);
                         *dots = [s.splat_u32(offset.to_bits()); P];
                     }
                     for w in 0..words {
@@ -825,16 +833,29 @@ impl Int8Pages<'_> {
                                 *four = s.xor_u32(*four, s.splat_u32(0x8080_8080));
                             }
                         }
-                        for (r, dots) in dots.iter_mut().enumerate() {
-                            let x = *queries.as_ptr().add(r * (words + BESIDE) + w);
-                            let x = s.splat_u32(x.to_bits());
-                            for (dot, four) in dots.iter_mut().zip(four) {
-                                *dot = s.dot_bytes(*dot, four, x);
+                        for part in 0..words_of_four::<S>() {
+                            let mut factors = four;
+                            if S::SPLIT {
+                                for two in &mut factors {
+                                    *two = half_of(s, *two, part);
+                                }
+                            }
+                            for (r, dots) in dots.iter_mut().enumerate() {
+                                let at = r * (numbers + BESIDE) + w * words_of_four::<S>() + part;
+                                let x = s.splat_u32((*queries.as_ptr().add(at)).to_bits());
+                                for (dot, factors) in dots.iter_mut().zip(factors) {
+                                    *dot = if S::SPLIT {
+                                        s.dot_shorts(*dot, factors, x)
+                                    } else {
+                                        s.dot_bytes(*dot, factors, x)
+                                    };
+                                }
                             }
                         }
                     }
                     for (r, dots) in dots.into_iter().enumerate() {
-                        let scale = *queries.as_ptr().add(r * (words + BESIDE) + words) * item.shape.scale;
+                        let scale =
+                            *queries.as_ptr().add(r * (numbers + BESIDE) + numbers) * item.shape.scale;
                         for (p, (dot, scales)) in dots.into_iter().zip(scales).enumerate() {
                             let to = (query + r) * TILE + start - tile.start + p * POSITIONS + first;
                             let scales = s.mul(s.load(scales), s.splat(scale));

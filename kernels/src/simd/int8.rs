@@ -201,7 +201,7 @@ impl<S: Simd, H: Held> Product<S> for DotWhole<H> {
                 let fours = quantised.bytes.as_chunks::<4>().0.iter().map(|four| u32::from_le_bytes(*four));
                 if Laid::<S, H>::SHORTS {
                     for (two, four) in words.as_chunks_mut::<2>().0.iter_mut().zip(fours) {
-                        *two = [wide(four), wide(four >> 8)];
+                        *two = shorts(four).map(f32::from_bits);
                     }
                 } else {
                     words.iter_mut().zip(fours).for_each(|(word, four)| *word = f32::from_bits(four));
@@ -213,11 +213,18 @@ impl<S: Simd, H: Held> Product<S> for DotWhole<H> {
     }
 }
 
-/// Bytes 0 and 2, signed, as numbers of 16 bits.
+/// The even ones of four signed bytes as numbers of 16 bits, and the odd ones.
 #[inline(always)]
-fn wide(four: u32) -> f32 {
-    let [low, high] = [four, four >> 16].map(|byte| u32::from(i16::from(byte as i8).cast_unsigned()));
-    f32::from_bits(low | high << 16)
+pub(crate) fn shorts(four: u32) -> [u32; 2] {
+    let wide = |byte: u32| u32::from(i16::from(byte as i8).cast_unsigned());
+    [wide(four) | wide(four >> 16) << 16, wide(four >> 8) | wide(four >> 24) << 16]
+}
+
+/// The even ones of four unsigned bytes of each lane as numbers of 16 bits, or the odd ones.
+#[inline(always)]
+pub(crate) fn half_of<S: Simd>(s: S, four: S::I, odd: usize) -> S::I {
+    let four = if odd == 0 { four } else { s.shift_right::<8>(four) };
+    s.and_u32(four, s.splat_u32(0x00ff_00ff))
 }
 
 /// One block of a step.
@@ -308,8 +315,7 @@ impl<const P: usize> Block<P> {
                 for odd in 0..2 {
                     let mut two = four;
                     for two in two.as_flattened_mut() {
-                        *two = if odd == 0 { *two } else { s.shift_right::<8>(*two) };
-                        *two = s.and_u32(*two, s.splat_u32(0x00ff_00ff));
+                        *two = half_of(s, *two, odd);
                     }
                     for (r, dots) in dots.iter_mut().enumerate() {
                         let x = s.splat_u32(self.word::<S, H>(2 * w + odd, r).to_bits());

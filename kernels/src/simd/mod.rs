@@ -41,7 +41,7 @@ mod portable;
 pub(crate) use dispatch::{dispatch, dispatch_bytes, dispatch_bytes_in_vectors, portably};
 use half::bf16;
 pub(crate) use int4::{DotInt4, E2m1Codes, Form, Minima, Symmetric, ZeroPoints};
-pub(crate) use int8::DotInt8;
+pub(crate) use int8::{DotInt8, half_of, shorts};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use int8::{one_of, quantise};
 pub(crate) use math::{exp, ln, minus_ln_one_minus, tanh};
