@@ -46,6 +46,8 @@ pub struct ProfileSpec<'a> {
     pub max_rows: usize,
     /// Tokens of the longest sequence.
     pub max_context: usize,
+    /// As [`EngineConfig::deterministic`](faser_engine::EngineConfig::deterministic) says.
+    pub deterministic: bool,
 }
 
 /// Measures all partitions, in their order; `progress` hears of every lane that is done, and of how many there are.
@@ -93,8 +95,16 @@ impl ProfileSpec<'_> {
         let context = CONTEXT.min(self.max_context.min(holds) - 1);
         // Blocks of the longest table; a GPU's may be smaller than they are said to be.
         let table = context / self.block_size.min(BLOCK_SIZE) + 1;
-        let lane =
-            LanePasses { place, drafts, block_size: self.block_size, most_rows, context, table, vocab };
+        let lane = LanePasses {
+            place,
+            drafts,
+            block_size: self.block_size,
+            most_rows,
+            context,
+            table,
+            vocab,
+            deterministic: self.deterministic,
+        };
         for _ in 1..NODE_TRIES {
             match self.device.with_lane(lane, Timed) {
                 // One that was lost comes again, and is waited for.
@@ -372,6 +382,7 @@ mod tests {
             context: 99,
             table: 7,
             vocab: 2048,
+            deterministic: false,
         };
         let blocks: Vec<BlockId> = (0..64).collect();
         let tokens = tokens(100 + SHIFTS, lane.vocab);
@@ -417,6 +428,7 @@ mod tests {
                 block_size: 16,
                 max_rows: 64,
                 max_context: 128,
+                deterministic: false,
             },
             &mut |done, all| heard.push((done, all)),
         );

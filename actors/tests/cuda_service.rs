@@ -175,6 +175,7 @@ fn spec(device: DeviceSpec) -> ServiceSpec {
             max_context: 96,
             partitions: Vec::new(),
             target_layers: 2,
+            deterministic: false,
             speculation: SpeculationBounds::default(),
             prefix_cache: true,
             learned: Learned::default(),
@@ -465,7 +466,13 @@ fn passes_are_timed_on_every_share() {
         let device = on_gpu(&[16, 64], 0.9);
         let sizes = [(132, 132), (16, 116), (64, 68)].map(|(draft, verify)| LaneSizes { draft, verify });
         assert_eq!((device.partitions(), device.unit()), (sizes.to_vec(), "SMs"));
-        let spec = ProfileSpec { device: &device, block_size: 16, max_rows: 8, max_context: 96 };
+        let spec = ProfileSpec {
+            device: &device,
+            block_size: 16,
+            max_rows: 8,
+            max_context: 96,
+            deterministic: false,
+        };
         let mut heard = Vec::new();
         let costs = profile(&spec, &mut |done, all| heard.push((done, all))).expect("costs");
         assert_eq!((costs.len(), heard.last()), (3, Some(&(6, 6))));
@@ -488,7 +495,13 @@ fn passes_of_a_group_are_timed_by_its_first_rank() {
     cuda_fake::inside("passes_of_a_group_are_timed_by_its_first_rank", &[GPUS], || {
         for draft in [1, 2] {
             let device = over_gpus(2, draft, PATIENCE);
-            let spec = ProfileSpec { device: &device, block_size: 16, max_rows: 8, max_context: 96 };
+            let spec = ProfileSpec {
+                device: &device,
+                block_size: 16,
+                max_rows: 8,
+                max_context: 96,
+                deterministic: false,
+            };
             let costs = profile(&spec, &mut |_, _| {}).expect("costs");
             assert_eq!(costs.len(), 2);
             for costs in &costs {

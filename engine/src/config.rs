@@ -24,6 +24,8 @@ pub struct EngineConfig {
     pub partitions: Vec<PartitionCosts>,
     /// Layers of the target, which a verify pass can be divided at for pruning.
     pub target_layers: usize,
+    /// Whether rows of a pass have the same bits whatever is beside them on devices whose fastest kernels do not promise it.
+    pub deterministic: bool,
     /// Bounds of speculation, whatever the policy.
     pub speculation: SpeculationBounds,
     /// Keep the KV of finished prompts for later requests with the same beginning.

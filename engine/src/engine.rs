@@ -617,6 +617,7 @@ mod tests {
             max_context: 64,
             partitions: Vec::new(),
             target_layers: 4,
+            deterministic: false,
             speculation: SpeculationBounds { room: 4, ..SpeculationBounds::default() },
             prefix_cache: true,
             learned: Learned::default(),

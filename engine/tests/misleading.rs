@@ -39,6 +39,7 @@ fn run(workload: &Workload, (batch, draft_step_s): (usize, f64), policy: Policy)
         max_context: 256,
         partitions: roofline.tables(),
         target_layers: 64,
+        deterministic: false,
         speculation: SpeculationBounds::default(),
         prefix_cache: false,
         learned: Learned::default(),

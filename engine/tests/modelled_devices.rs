@@ -37,6 +37,7 @@ fn config(policy: Policy, device: &Roofline) -> EngineConfig {
         max_context: 128,
         partitions: device.tables(),
         target_layers: 64,
+        deterministic: false,
         speculation: SpeculationBounds::default(),
         prefix_cache: false,
         learned: Learned::default(),

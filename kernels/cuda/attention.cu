@@ -2,7 +2,7 @@
 // a query (one head of one row) and a split of the positions. Any type, any head of up to 256: for tests, and where
 // attention_mma.cu has no size. The arguments are the same.
 //
-// A split is a range of positions, the same for all rows; the last block of a tile merges what each split found. A row that
+// A split is a range of positions, the same for all rows, or as long as the row's position says (`split` 0); the last block of a tile merges what each split found. A row that
 // lies in one split alone is finished at once.
 struct Tile { u32 chunk, first_query; };
 struct AttentionArgs {
@@ -17,7 +17,7 @@ struct AttentionArgs {
     float2 *stats; // [row][head][split]: largest score, sum of exponentials
     const float *sinks; // [heads]: a score more in every softmax, with no value; none: null
     u32 *tickets; // [tile][kv_head]: 0
-    u32 q_stride, table_stride, heads, kv_heads, head_dim, window, first, split, splits;
+    u32 q_stride, table_stride, heads, kv_heads, head_dim, window, first, split, splits; // split 0: each row's own
     float scale, soft_cap; // no cap: 0
 };
 
@@ -32,13 +32,13 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
     const u32 group = a.heads / a.kv_heads, kv_head = blockIdx.y, dim = a.head_dim;
     const u32 *table = a.tables + (size_t)tile.chunk * a.table_stride;
     if (tile.first_query >= chunk.rows * group) return;
-    const u32 last = chunk.rows * group < tile.first_query + QUERIES ? chunk.rows * group : tile.first_query + QUERIES;
+    const u32 last = end_of_tile<QUERIES>(a, chunk, tile.first_query, group, chunk.rows * group);
     for (u32 query = tile.first_query + warp(); query < last; query += 4) {
         const u32 r = chunk.first + query / group, head = kv_head * group + query % group;
         const u32 end = a.positions[r] + 1, begin = first_seen(end, a.window, a.first);
-        const u32 from = blockIdx.x * a.split;
-        if (from >= end || from + a.split <= begin) continue;
-        const u32 to = from + a.split < end ? from + a.split : end;
+        const u32 split = split_of(a, end), from = blockIdx.x * split;
+        if (from >= end || from + split <= begin) continue;
+        const u32 to = from + split < end ? from + split : end;
 
         const float *q = a.q + (size_t)r * a.q_stride + head * dim;
         // The shuffles of the query before came after its last read of these.
@@ -75,7 +75,7 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
                 }
             }
         }
-        const bool alone = begin / a.split == (end - 1) / a.split;
+        const bool alone = begin / split == (end - 1) / split;
         const size_t place = ((size_t)r * a.heads + head) * a.splits + blockIdx.x;
         if (alone && a.sinks) total += exp_of(a.sinks[head] - largest);
         for (u32 p = 0; p < PER_LANE; p++) {

@@ -18,7 +18,7 @@ struct AttentionArgs {
     float2 *stats; // [row][head][split]: largest score, sum of exponentials
     const float *sinks; // [heads]: a score more in every softmax, with no value; none: null
     u32 *tickets; // [tile][kv_head]: 0
-    u32 q_stride, table_stride, heads, kv_heads, head_dim, window, first, split, splits;
+    u32 q_stride, table_stride, heads, kv_heads, head_dim, window, first, split, splits; // split 0: each row's own
     float scale, soft_cap; // no cap: 0
 };
 
@@ -47,23 +47,23 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
         const Tile tile = a.tiles[blockIdx.z];
         if (tile.chunk == NOTHING) return;
         const Chunk chunk = a.chunks[tile.chunk];
-        const u32 group = a.heads / a.kv_heads, queries = chunk.rows * group;
-        if (tile.first_query >= queries) return;
-        attend(a, tile, chunk, group, queries);
+        const u32 group = a.heads / a.kv_heads, all = chunk.rows * group;
+        if (tile.first_query >= all) return;
+        attend(a, tile, chunk, group, end_of_tile<QUERIES>(a, chunk, tile.first_query, group, all));
         merge_tile<bf16, QUERIES>(a);
     }
 
-    // One split.
+    // One split of the queries before `queries`.
     static __device__ __forceinline__ void attend(const AttentionArgs &a, const Tile &tile, const Chunk &chunk, u32 group, u32 queries) {
         DYNAMIC_SHARED(bytes);
         bf16 *stages = (bf16 *)bytes;
         const u32 *table = a.tables + (size_t)tile.chunk * a.table_stride;
 
         // What any row of the tile sees of this split.
-        const u32 last_query = (tile.first_query + QUERIES < queries ? tile.first_query + QUERIES : queries) - 1;
+        const u32 last_query = queries - 1;
         const u32 first_end = a.positions[chunk.first + tile.first_query / group] + 1;
         const u32 last_end = a.positions[chunk.first + last_query / group] + 1;
-        const u32 from = blockIdx.x * a.split, to = from + a.split < last_end ? from + a.split : last_end;
+        const u32 split = split_of(a, last_end), from = blockIdx.x * split, to = from + split < last_end ? from + split : last_end;
         const u32 seen_from = first_seen(first_end, a.window, a.first);
         const u32 start = (from > seen_from ? from : seen_from) / POSITIONS * POSITIONS;
         if (start >= to) return;
@@ -202,14 +202,15 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
             if (query >= queries) break;
             const u32 r = chunk.first + query / group, head = blockIdx.y * group + query % group;
             const u32 end = a.positions[r] + 1, begin = first_seen(end, a.window, a.first);
-            if (blockIdx.x < begin / a.split || blockIdx.x > (end - 1) / a.split) continue; // not of this row
+            const u32 split = split_of(a, end);
+            if (blockIdx.x < begin / split || blockIdx.x > (end - 1) / split) continue; // not of this row
             float top = -infinity(), sum = 0.0f, factors[OF_POSITIONS];
             for (u32 p = 0; p < OF_POSITIONS; p++) top = fmaxf(top, stats[p * QUERIES + row].x);
             for (u32 p = 0; p < OF_POSITIONS; p++) {
                 factors[p] = exp2_fast(stats[p * QUERIES + row].x - top);
                 sum += stats[p * QUERIES + row].y * factors[p];
             }
-            const bool alone = begin / a.split == (end - 1) / a.split;
+            const bool alone = begin / split == (end - 1) / split;
             const size_t place = ((size_t)r * a.heads + head) * a.splits + blockIdx.x;
             if (alone && a.sinks) sum += exp2_fast(a.sinks[head] * LOG2_E - top);
             for (u32 i = lane(); i < DIM; i += WARP) {
@@ -228,7 +229,7 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
     }
 };
 
-KERNEL(128, 128) attention_mma_32_16(AttentionArgs a) { Attention<32, 16>::run(a); }
+KERNEL(128, 128, 5) attention_mma_32_16(AttentionArgs a) { Attention<32, 16>::run(a); }
 KERNEL(128, 128, 5) attention_mma_32_32(AttentionArgs a) { Attention<32, 32>::run(a); }
 KERNEL(128, 128) attention_mma_32_64(AttentionArgs a) { Attention<32, 64>::run(a); }
 KERNEL(128, 168) attention_mma_64_16(AttentionArgs a) { Attention<64, 16>::run(a); }

@@ -116,10 +116,10 @@ KERNEL(256, 80, 3) matmul_8_int4_heads(MatmulHeadsArgs a) { matmul_heads<1, Four
 KERNEL(256, 80, 3) matmul_16_int4_heads(MatmulHeadsArgs a) { matmul_heads<2, FourBits>(a); }
 
 // More rows than these, 32 at a time: a block goes on with them while the tile's weights are in the cache.
-KERNEL(256, 128, 2) matmul_32_int4(MatmulArgs a) {
+template <typename W> DEVICE void matmul_32(const MatmulArgs &a) {
     __shared__ float parts[WARPS][4][4][WARP];
     const u32 rows = *a.rows;
-    FourBits w;
+    W w;
     weights_of(a, w);
     for (u32 tile = blockIdx.x; tile * OUTPUTS < a.outputs; tile += gridDim.x) {
         for (u32 first = 0; first < rows; first += 32) {
@@ -131,3 +131,122 @@ KERNEL(256, 128, 2) matmul_32_int4(MatmulArgs a) {
         }
     }
 }
+KERNEL(256, 128, 2) matmul_32_bf16(MatmulArgs a) { matmul_32<Bf16Rows>(a); }
+KERNEL(256, 128, 2) matmul_32_int4(MatmulArgs a) { matmul_32<FourBits>(a); }
+
+// Many rows, each with the bits that it has among few: a block has 64 rows and 128 outputs, a warp sixteen of these. It goes through the inputs alone, and so through one
+// after the other of the parts that eight warps have of them above, and adds these in the same order. Rows come by cp.async, two steps of 64 at a time, three of these under way.
+static constexpr u32 WIDE_ROWS = 64, WIDE_TILES = WIDE_ROWS / 8, WIDE_STEPS = 2, WIDE_STAGES = 3;
+struct WideRows { uint4 of[WIDE_STAGES][WIDE_STEPS][WIDE_ROWS][4]; };
+
+// Asks for those steps of 64 rows; zeros where there are none.
+DEVICE void fetch_rows(WideRows &held, const MatmulArgs &a, u32 first, u32 rows, u32 steps, u32 stage) {
+    const u32 r = threadIdx.x / 4, part = threadIdx.x % 4;
+#pragma unroll
+    for (u32 d = 0; d < WIDE_STEPS; d++) {
+        const u32 step = stage * WIDE_STEPS + d;
+        const bool wanted = step < steps && first + r < rows;
+        const bf16 *from = (const bf16 *)a.x + (wanted ? (size_t)(first + r) * a.inputs + step * STEP + part * 8 : 0);
+        copy_async(&held.of[stage % WIDE_STAGES][d][r][part], from, wanted);
+    }
+}
+
+// A warp's weights, step after step: what it has of one, and of what follows already.
+struct WideBf16 {
+    const bf16 *upper, *lower;
+    uint4 next[2];
+    u32 each;
+    __device__ __forceinline__ WideBf16(const MatmulArgs &a, u32 output, u32 steps) {
+        const u32 g = output + lane() / 4;
+        upper = (const bf16 *)a.w + (size_t)(g < a.outputs ? g : 0) * a.inputs + lane() % 4 * 8;
+        lower = g + 8 < a.outputs ? upper + (size_t)8 * a.inputs : upper;
+        each = (steps + WARPS - 1) / WARPS;
+        next[0] = *(const uint4 *)upper, next[1] = *(const uint4 *)lower;
+    }
+    __device__ __forceinline__ void take(u32 step, u32 steps, uint4 (&w)[2]) {
+        w[0] = next[0], w[1] = next[1];
+        if (step + 1 < steps) next[0] = *(const uint4 *)(upper + (step + 1) * STEP), next[1] = *(const uint4 *)(lower + (step + 1) * STEP);
+    }
+};
+struct WideFourBits {
+    const u32 *upper, *lower;
+    FourBitLane held[2];
+    u32 each, form;
+    __device__ __forceinline__ WideFourBits(const MatmulArgs &a, u32 output, u32 steps) {
+        const u32 records = (steps + RECORD_STEPS - 1) / RECORD_STEPS, eights = (a.outputs + 7) / 8;
+        const u32 own = output / 8 < eights ? output / 8 : 0, other = own + 1 < eights ? own + 1 : own;
+        const size_t words = records * record_words(a.form);
+        upper = (const u32 *)a.w + own * words, lower = (const u32 *)a.w + other * words;
+        each = (records + WARPS - 1) / WARPS * RECORD_STEPS;
+        form = a.form;
+    }
+    __device__ __forceinline__ void take(u32 step, u32, uint4 (&w)[2]) {
+        const u32 record = step / RECORD_STEPS;
+        if (step % RECORD_STEPS == 0) {
+            held[0] = load_record(upper + record * record_words(form), form);
+            held[1] = load_record(lower + record * record_words(form), form);
+        }
+        w[0] = widen_step(held[0], form, step % RECORD_STEPS), w[1] = widen_step(held[1], form, step % RECORD_STEPS);
+    }
+};
+
+template <typename W> DEVICE void matmul_64(const MatmulArgs &a) {
+    __shared__ WideRows held;
+    constexpr u32 WIDE_OUTPUTS = WARPS * OUTPUTS;
+    const u32 rows = *a.rows, steps = a.inputs / STEP, stages = (steps + WIDE_STEPS - 1) / WIDE_STEPS, g = lane() / 4, t = lane() % 4;
+    // Blocks side by side have the same weights.
+    const u32 across = (rows + WIDE_ROWS - 1) / WIDE_ROWS, tiles = (a.outputs + WIDE_OUTPUTS - 1) / WIDE_OUTPUTS * across;
+    for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const u32 first = tile % across * WIDE_ROWS, output = tile / across * WIDE_OUTPUTS + warp() * OUTPUTS;
+        W weights(a, output, steps);
+        float c[WIDE_TILES][4] = {}, sums[WIDE_TILES][4] = {};
+        const auto add_part = [&]() {
+#pragma unroll
+            for (u32 n = 0; n < WIDE_TILES; n++) {
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) sums[n][i] += c[n][i], c[n][i] = 0.0f;
+            }
+        };
+        for (u32 s = 0; s < WIDE_STAGES - 1; s++) {
+            if (s < stages) fetch_rows(held, a, first, rows, steps, s);
+            copy_commit();
+        }
+        u32 left = weights.each;
+#pragma unroll 1
+        for (u32 s = 0; s < stages; s++) {
+            copy_wait<WIDE_STAGES - 2>();
+            __syncthreads(); // this stage is there for all, and all are done with the one before, whose place the next takes
+            if (s + WIDE_STAGES - 1 < stages) fetch_rows(held, a, first, rows, steps, s + WIDE_STAGES - 1);
+            copy_commit();
+#pragma unroll
+            for (u32 d = 0; d < WIDE_STEPS; d++) {
+                const u32 step = s * WIDE_STEPS + d;
+                if (step >= steps) break;
+                if (left == 0) add_part(), left = weights.each;
+                left--;
+                uint4 w[2];
+                weights.take(step, steps, w);
+                const u32 near[4] = {w[0].x, w[1].x, w[0].y, w[1].y}, far[4] = {w[0].z, w[1].z, w[0].w, w[1].w};
+#pragma unroll
+                for (u32 n = 0; n < WIDE_TILES; n++) {
+                    const uint4 b = held.of[s % WIDE_STAGES][d][n * 8 + g][t];
+                    multiply_add(c[n], near, b.x, b.y);
+                    multiply_add(c[n], far, b.z, b.w);
+                }
+            }
+        }
+        add_part();
+        // Element i of a thread's four: output g or eight behind it, row 2 t or 2 t + 1.
+#pragma unroll
+        for (u32 n = 0; n < WIDE_TILES; n++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const u32 r = first + n * 8 + 2 * t + i % 2, at = output + g + i / 2 * 8;
+                if (r < rows && at < a.outputs) finish(a, r, at, sums[n][i]);
+            }
+        }
+        __syncthreads(); // the rows have been read
+    }
+}
+KERNEL(256, 128, 2) matmul_64_bf16(MatmulArgs a) { matmul_64<WideBf16>(a); }
+KERNEL(256, 168, 1) matmul_64_int4(MatmulArgs a) { matmul_64<WideFourBits>(a); }

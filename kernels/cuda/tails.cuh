@@ -141,12 +141,28 @@ DEVICE float activation(u32 which, float x) {
 DEVICE float gated_by(u32 which, float up) { return which == 4 ? fmaxf(fminf(up, 7.0f), -7.0f) + 1.0f : up; }
 
 // ---- splits of attention
+// Positions of a split of a row that sees what is before `end`: as the pass has them; or, where that is 0, as the row itself has them, whoever is beside it.
+static constexpr u32 SHORTEST_SPLIT = 256; // that of kernels/src/cuda/attention_launches.rs
+template <typename Args> DEVICE u32 split_of(const Args &a, u32 end) {
+    u32 split = a.split ? a.split : SHORTEST_SPLIT;
+    if (!a.split) while (split * a.splits < end) split *= 2;
+    return split;
+}
+// The query behind the last of a tile of so many, of all `queries` of its chunk: all of a tile have splits of one length.
+template <u32 QUERIES, typename Args> DEVICE u32 end_of_tile(const Args &a, const Chunk &chunk, u32 first_query, u32 group, u32 queries) {
+    u32 end = first_query + QUERIES < queries ? first_query + QUERIES : queries;
+    if (a.split) return end;
+    const auto split = [&](u32 query) { return split_of(a, a.positions[chunk.first + query / group] + 1); };
+    while (split(end - 1) != split(first_query)) end--;
+    return end;
+}
+
 // What the splits found for a head of a row, brought to one largest score and added, from the first split to the last, by a warp. Rows that lie in one split
 // alone are finished already.
 template <typename T, typename Args> DEVICE void merge_splits(const Args &a, u32 r, u32 head) {
     const size_t item = (size_t)r * a.heads + head;
     const u32 end = a.positions[r] + 1, begin = first_seen(end, a.window, a.first);
-    const u32 first = begin / a.split, last = (end - 1) / a.split;
+    const u32 split = split_of(a, end), first = begin / split, last = (end - 1) / split;
     if (first == last) return;
     const float2 *stats = a.stats + item * a.splits;
     float largest = -infinity(), total = 0.0f;
@@ -166,8 +182,8 @@ template <typename T, u32 QUERIES, typename Args> DEVICE void merge_tile(const A
     if (a.splits == 1 || !is_last(a.tickets + blockIdx.z * gridDim.y + blockIdx.y, gridDim.x)) return;
     const auto tile = a.tiles[blockIdx.z];
     const Chunk chunk = a.chunks[tile.chunk];
-    const u32 group = a.heads / a.kv_heads, queries = chunk.rows * group;
-    for (u32 query = tile.first_query + warp(); query < queries && query < tile.first_query + QUERIES; query += blockDim.x / WARP) {
+    const u32 group = a.heads / a.kv_heads, end = end_of_tile<QUERIES>(a, chunk, tile.first_query, group, chunk.rows * group);
+    for (u32 query = tile.first_query + warp(); query < end; query += blockDim.x / WARP) {
         merge_splits<T>(a, chunk.first + query / group, blockIdx.y * group + query % group);
     }
 }

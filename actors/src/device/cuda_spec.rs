@@ -444,6 +444,7 @@ impl LanePasses {
             max_sequences: self.most_rows,
             max_context: self.context + 1,
             max_prune_checkpoints: 1,
+            deterministic: self.deterministic,
         }
     }
 }

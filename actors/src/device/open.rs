@@ -110,6 +110,8 @@ pub(crate) struct LanePasses {
     pub(crate) table: usize,
     /// Tokens that the model knows.
     pub(crate) vocab: usize,
+    /// As passes are that are served.
+    pub(crate) deterministic: bool,
 }
 
 impl LanePasses {
@@ -134,21 +136,22 @@ impl PassLimits {
             max_running: engine.tuning.max_running,
             max_context: engine.max_context,
             layers: engine.target_layers,
+            deterministic: engine.deterministic,
         }
     }
 }
 
 impl From<LanePasses> for MeasuredLane {
     fn from(lane: LanePasses) -> MeasuredLane {
-        let LanePasses { block_size, most_rows, context, table, vocab, .. } = lane;
-        MeasuredLane { block_size, most_rows, context, table, vocab }
+        let LanePasses { block_size, most_rows, context, table, vocab, deterministic, .. } = lane;
+        MeasuredLane { block_size, most_rows, context, table, vocab, deterministic }
     }
 }
 
 impl From<MeasuredLane> for LanePasses {
     fn from(lane: MeasuredLane) -> LanePasses {
-        let MeasuredLane { block_size, most_rows, context, table, vocab } = lane;
-        LanePasses { place: 0, drafts: false, block_size, most_rows, context, table, vocab }
+        let MeasuredLane { block_size, most_rows, context, table, vocab, deterministic } = lane;
+        LanePasses { place: 0, drafts: false, block_size, most_rows, context, table, vocab, deterministic }
     }
 }
 

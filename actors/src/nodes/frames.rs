@@ -102,6 +102,7 @@ pub(crate) struct VerifyLaneSpec {
     pub(crate) max_running: usize,
     pub(crate) max_context: usize,
     pub(crate) layers: usize,
+    pub(crate) deterministic: bool,
 }
 
 impl VerifyLaneSpec {
@@ -115,6 +116,7 @@ impl VerifyLaneSpec {
             max_sequences: self.max_running,
             max_context: self.max_context,
             max_prune_checkpoints: self.layers,
+            deterministic: self.deterministic,
         }
     }
 }
@@ -127,6 +129,7 @@ pub(crate) struct MeasuredLane {
     pub(crate) context: usize,
     pub(crate) table: usize,
     pub(crate) vocab: usize,
+    pub(crate) deterministic: bool,
 }
 
 /// A plan with its requests.

@@ -214,7 +214,13 @@ fn shards_that_are_no_group_are_refused() {
 fn costs_are_measured_on_all_ranks_of_a_group() {
     let spec = split(2, 1);
     let costs = crate::profile(
-        &crate::ProfileSpec { device: &spec.device, block_size: 16, max_rows: 16, max_context: 128 },
+        &crate::ProfileSpec {
+            device: &spec.device,
+            block_size: 16,
+            max_rows: 16,
+            max_context: 128,
+            deterministic: false,
+        },
         &mut |_, _| {},
     );
     assert_eq!(costs.expect("costs").len(), 2);

@@ -82,6 +82,7 @@ fn spec() -> ServiceSpec {
             max_context: 128,
             partitions: Vec::new(),
             target_layers: 0,
+            deterministic: false,
             speculation: SpeculationBounds::default(),
             prefix_cache: true,
             learned: Learned::default(),

@@ -131,7 +131,13 @@ fn costs_are_measured_over_all_nodes() {
     let (spec, listening, followers) = over_nodes(2, (4, 2));
     let followers = Followers::start(followers);
     let costs = crate::profile(
-        &crate::ProfileSpec { device: &spec.device, block_size: 16, max_rows: 16, max_context: 128 },
+        &crate::ProfileSpec {
+            device: &spec.device,
+            block_size: 16,
+            max_rows: 16,
+            max_context: 128,
+            deterministic: false,
+        },
         &mut |_, _| {},
     );
     assert_eq!(costs.expect("costs").len(), 2);

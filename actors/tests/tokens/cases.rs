@@ -129,6 +129,7 @@ pub(crate) fn solo(pair: &Pair, case: &Case) -> Got {
         max_context: MAX_CONTEXT,
         partitions: Vec::new(),
         target_layers: 0,
+        deterministic: false,
         speculation: SpeculationBounds::default(),
         prefix_cache: false,
         learned: Learned::default(),
@@ -298,6 +299,7 @@ impl Random {
             max_context: MAX_CONTEXT,
             partitions: (0..self.between(1, PARTITIONS)).map(|_| self.costs()).collect(),
             target_layers: LAYERS,
+            deterministic: self.chance(40),
             speculation: SpeculationBounds {
                 suffix_bytes: if self.chance(70) { 1 << 16 } else { 0 },
                 ..SpeculationBounds::default()

@@ -66,6 +66,7 @@ fn lanes() -> Lanes {
             max_sequences: SEQUENCES,
             max_context: CONTEXT,
             max_prune_checkpoints: 0,
+            deterministic: false,
         },
     };
     let draft_of_cpu = pair(Dtype::F32).draft.expect("a draft model");

@@ -123,6 +123,7 @@ impl Draws {
             max_context: MAX_CONTEXT,
             partitions: Vec::new(),
             target_layers: 0,
+            deterministic: false,
             speculation: SpeculationBounds::default(),
             prefix_cache: false,
             learned: Learned::default(),

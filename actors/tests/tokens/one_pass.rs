@@ -35,6 +35,7 @@ const SIZES: CudaSizes = CudaSizes {
     max_sequences: SEQUENCES,
     max_context: BLOCK * BLOCKS_EACH,
     max_prune_checkpoints: 1,
+    deterministic: false,
 };
 
 /// The tokens that the model has behind `known` and then behind each of so many masks, with their probabilities.

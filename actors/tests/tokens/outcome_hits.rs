@@ -47,6 +47,7 @@ fn hits(pair: &Pair, prompts: &[Vec<u32>], temperature: f32) -> (u64, u64) {
         max_context: CONTEXT,
         partitions: Vec::new(),
         target_layers: pair.target.config().layers.len(),
+        deterministic: false,
         speculation: SpeculationBounds::default(),
         prefix_cache: true,
         learned: Learned::default(),

@@ -471,6 +471,7 @@ impl SimSpec {
             max_context: self.max_context,
             partitions,
             target_layers: self.pair.target.layers,
+            deterministic: false,
             speculation: SpeculationBounds {
                 suffix_bytes: self.suffix_bytes,
                 draft_copies: self.draft_copies,

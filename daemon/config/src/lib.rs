@@ -338,6 +338,8 @@ pub struct DeviceConfig {
     pub draft_tensor_parallel: usize,
     /// Where the draft is.
     pub draft_placement: DraftPlace,
+    /// On GPUs a row has the same bits whatever is beside it in a pass, as it always has on the CPU.
+    pub deterministic: bool,
     /// A rank that another has waited for longer is lost.
     pub rank_deadline: Duration,
     /// Services over the pair, each on its part of the cores, or on GPUs of its own.

@@ -233,6 +233,14 @@ fn device(mut fields: Fields<'_>, model: &ModelSection, nodes: usize) -> Result<
         return Err(fields.wrong("draft_tensor_parallel", problem));
     }
     let deadline = fields.whole("rank_deadline_s", 1..=3600)?;
+    let deterministic = fields.flag("deterministic")?.unwrap_or(false);
+    if deterministic && kind != DeviceKind::Cpu && tensor_parallel > 2 {
+        let problem = format!(
+            "cannot be had over {tensor_parallel} GPUs (`device.tensor_parallel`): from three on, NCCL adds up in an order that depends on how much \
+             there is to add. Split over 2 at most, or leave it out"
+        );
+        return Err(fields.wrong("deterministic", problem));
+    }
     let replicas = fields.size("replicas", 1..=MOST_REPLICAS)?.unwrap_or(1);
     let drills = drills(&mut fields, replicas)?;
     // What the device named would not look at is refused.
@@ -287,6 +295,7 @@ fn device(mut fields: Fields<'_>, model: &ModelSection, nodes: usize) -> Result<
             Some("own") => DraftPlace::Own,
             _ => DraftPlace::First,
         },
+        deterministic,
         rank_deadline: Duration::from_secs(deadline.unwrap_or(60)),
         replicas,
         drills,

@@ -41,7 +41,7 @@ fn the_teaching_file_says_every_default() {
     );
     assert_eq!(
         keys("device"),
-        "draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions pipeline_parallel rank_deadline_s replicas tensor_parallel threads"
+        "deterministic draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions pipeline_parallel rank_deadline_s replicas tensor_parallel threads"
     );
     assert_eq!(keys("kv"), "block_size cache_dtype memory prefix_cache");
     assert_eq!(keys("kv_events"), "buffer_steps encoding endpoint replay_endpoint topic");
@@ -105,6 +105,21 @@ fn keys_and_certificates_are_files_beside_the_config() {
     assert!(refusal("server: {api_keys_file: ''}\n").contains("`server.api_keys_file`"));
     assert!(refusal("server: {max_concurrent_per_key: 0}\n").contains("`server.max_concurrent_per_key`"));
     assert!(refusal("server: {write_timeout_s: 0}\n").contains("`server.write_timeout_s`"));
+}
+
+#[test]
+fn deterministic_passes_are_refused_where_nccl_decides_the_order() {
+    let device = |text: &str| read(&format!("device: {{{text}}}\n")).unwrap().device;
+    assert!(!device("").deterministic && device("deterministic: true").deterministic);
+    assert!(device("kind: 'cuda:0', deterministic: true, tensor_parallel: 2").deterministic);
+    // On cores sums are in the order of ranks.
+    assert!(device("kind: cpu, deterministic: true, tensor_parallel: 4").deterministic);
+    for kind in ["auto", "cuda:0"] {
+        let text = format!("device: {{kind: '{kind}', deterministic: true, tensor_parallel: 4}}\n");
+        let refusal = refusal(&text);
+        assert!(refusal.contains("`device.deterministic` cannot be had over 4 GPUs"), "{refusal}");
+    }
+    assert!(refusal("device: {deterministic: often}\n").contains("`device.deterministic`"));
 }
 
 #[test]

@@ -112,6 +112,7 @@ pub(crate) fn bounds(
         max_context,
         partitions: Vec::new(),
         target_layers: target.layers.len(),
+        deterministic: config.device.deterministic,
         speculation: SpeculationBounds {
             // Where there is neither a draft model nor prompt-lookup, lanes need no room for it.
             room: if config.model.source.has_draft() || config.tuning.policy.traits().lookup {
@@ -267,6 +268,7 @@ fn finish(begun: Begun, host: CpuDevice, watch: Watch<'_>) -> Result<Loaded, Loa
             block_size: engine.block_size,
             max_rows: engine.max_pass_rows,
             max_context: engine.max_context,
+            deterministic: engine.deterministic,
         };
         let tables = tables(config, &machine, &spec, &mut |done, all| {
             watch("cost tables", Progress { done_bytes: done as u64, total_bytes: all as u64 });

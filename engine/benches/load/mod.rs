@@ -36,6 +36,7 @@ impl Load {
                 PartitionCosts { draft: cost(step_us * 6 / 5, 4), verify: cost(21_000, 25) },
             ],
             target_layers: 64,
+            deterministic: false,
             speculation: SpeculationBounds {
                 suffix_bytes: if repeats { 1 << 20 } else { 0 },
                 ..SpeculationBounds::default()

@@ -37,6 +37,7 @@ pub(crate) fn config(policy: Policy) -> EngineConfig {
         max_context: 128,
         partitions: partitions(),
         target_layers: 32,
+        deterministic: false,
         speculation: SpeculationBounds::default(),
         prefix_cache: true,
         learned: Learned::default(),

@@ -69,7 +69,8 @@ impl Shape {
         let stages =
             stages.ok_or_else(|| CudaError::Unfit("a block has too little shared memory".to_owned()))?;
         let mut tiles = Vec::new();
-        Tile::cover(vec![rows as u32; sequences], group as u32, queries, &mut tiles);
+        let seen: Vec<u32> = (context - rows..context).map(|position| position as u32).collect();
+        Tile::cover(vec![seen.as_slice(); sequences], plan, group as u32, queries, &mut tiles);
         let chunk =
             |s: usize| Chunk { first: (s * rows) as u32, rows: rows as u32, sampled_from: NOTHING, since: 0 };
         let mut arena = Arena::new(

@@ -92,6 +92,7 @@ impl Load {
             max_sequences: self.sequences,
             max_context: self.blocks_each() * BLOCK,
             max_prune_checkpoints: 1,
+            deterministic: false,
         }
     }
 

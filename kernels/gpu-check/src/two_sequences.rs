@@ -93,6 +93,7 @@ pub(crate) fn on_gpu(model: &Arc<CudaModel>, pass: &mut RunPass<'_>) -> Result<V
         max_sequences: 2,
         max_context: 64,
         max_prune_checkpoints: 0,
+        deterministic: false,
     };
     let mut passes = CudaPasses::new(model.clone(), &[Share::whole(model.gpu())], false, sizes)?;
     let tables: [&[BlockId]; 2] = [&[5, 0, 3], &[7, 2]];

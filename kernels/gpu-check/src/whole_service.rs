@@ -166,6 +166,7 @@ impl Pair {
                 max_context: self.context,
                 partitions: Vec::new(),
                 target_layers: self.target.config().layers.len(),
+                deterministic: false,
                 speculation: SpeculationBounds::default(),
                 prefix_cache: true,
                 learned: Learned::default(),

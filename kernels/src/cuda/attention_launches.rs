@@ -4,6 +4,8 @@ use super::launch::{BLOCK_SIZE, Element, Launch, NOTHING, Ptr};
 
 /// Most splits of a row's positions.
 pub const ATTENTION_SPLITS: u32 = 16;
+/// Splits of a row whose own position says how long they are.
+const OWN_SPLITS: u32 = 8;
 /// Shortest split, in positions.
 const SHORTEST: u32 = 256;
 /// Positions of a stage of the tensor-core kernel.
@@ -24,20 +26,32 @@ impl Tile {
     /// No tile: what a bucket is filled up with.
     pub const PADDING: Tile = Tile { chunk: NOTHING, first_query: 0 };
 
-    /// Appends the tiles of chunks with these numbers of rows. Rows that leave later only leave tiles empty.
-    pub fn cover(rows: impl IntoIterator<Item = u32>, group: u32, queries: u32, out: &mut Vec<Tile>) {
-        for (chunk, rows) in (0..).zip(rows) {
-            let tiles = (rows * group).div_ceil(queries);
-            out.extend((0..tiles).map(|tile| Tile { chunk, first_query: tile * queries }));
+    /// Appends the tiles of chunks whose rows see so far, of each row the last position. All of a tile have splits of one length. Rows
+    /// that leave later only leave tiles empty.
+    pub fn cover<'r>(
+        chunks: impl IntoIterator<Item = &'r [u32]>,
+        plan: AttentionPlan,
+        group: u32,
+        queries: u32,
+        out: &mut Vec<Tile>,
+    ) {
+        for (chunk, rows) in (0..).zip(chunks) {
+            let mut first = 0;
+            for alike in rows.chunk_by(|a, b| plan.split_of(a + 1) == plan.split_of(b + 1)) {
+                let all = alike.len() as u32 * group;
+                let tile = |tile| Tile { chunk, first_query: first + tile * queries };
+                out.extend((0..all.div_ceil(queries)).map(tile));
+                first += all;
+            }
         }
     }
 }
 
 /// How positions are split: it depends on the longest context of a pass alone, in powers of two, so that a row's sums seldom depend on
-/// who else is in the pass.
+/// who else is in the pass; or on each row's own position, so that they never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionPlan {
-    /// Positions of a split; a multiple of 64.
+    /// Positions of a split, a multiple of 64; 0: each row's own.
     pub split: u32,
     /// Splits there are.
     pub splits: u32,
@@ -52,6 +66,22 @@ impl AttentionPlan {
             split *= 2;
         }
         AttentionPlan { split, splits: longest.div_ceil(split).max(1) }
+    }
+
+    /// Each row as its own position says, in sequences of at most `max_context`.
+    #[must_use]
+    pub fn of_rows(max_context: u32) -> AttentionPlan {
+        AttentionPlan { split: 0, splits: max_context.div_ceil(SHORTEST).clamp(1, OWN_SPLITS) }
+    }
+
+    /// Positions of a split of a row that sees so many: what kernels make of it.
+    #[must_use]
+    pub fn split_of(&self, sees: u32) -> u32 {
+        let mut split = if self.split == 0 { SHORTEST } else { self.split };
+        while self.split == 0 && split * self.splits < sees {
+            split *= 2;
+        }
+        split
     }
 
     /// f32 of [`AttentionArgs::sums`].
@@ -109,9 +139,9 @@ pub struct AttentionArgs {
     pub window: u32,
     /// No row behind it sees a position before this one; at most 1 beside a window.
     pub first: u32,
-    /// Positions of a split.
+    /// Positions of a split; 0: each row's own.
     pub split: u32,
-    /// Splits there are.
+    /// Splits there are, of a row at most.
     pub splits: u32,
     /// Factor of the scores.
     pub scale: f32,
@@ -211,10 +241,31 @@ mod tests {
     }
 
     #[test]
+    fn splits_of_a_rows_own_are_as_long_as_they_must_be() {
+        for (max_context, splits) in [(1, 1), (256, 1), (257, 2), (2048, 8), (131_072, 8)] {
+            let plan = AttentionPlan::of_rows(max_context);
+            assert_eq!(plan, AttentionPlan { split: 0, splits }, "{max_context}");
+            for sees in [1, 255, 256, 257, 2048, 2049, 70_000].map(|sees: u32| sees.min(max_context)) {
+                let split = plan.split_of(sees);
+                assert!(split.is_multiple_of(SHORTEST) && split * splits >= sees, "{sees} in {split}");
+                assert!(split == SHORTEST || split / 2 * splits < sees, "{sees} in {split}");
+            }
+        }
+    }
+
+    #[test]
     fn tiles_cover_every_query_once() {
-        let mut tiles = Vec::new();
-        Tile::cover([1, 0, 9, 5], 4, 16, &mut tiles);
-        let found: Vec<(u32, u32)> = tiles.iter().map(|tile| (tile.chunk, tile.first_query)).collect();
-        assert_eq!(found, [(0, 0), (2, 0), (2, 16), (2, 32), (3, 0), (3, 16)]);
+        let cover = |plan, chunks: [Vec<u32>; 4]| {
+            let mut tiles = Vec::new();
+            Tile::cover(chunks.iter().map(Vec::as_slice), plan, 4, 16, &mut tiles);
+            tiles.iter().map(|tile| (tile.chunk, tile.first_query)).collect::<Vec<(u32, u32)>>()
+        };
+        let plan = AttentionPlan::new(600);
+        let chunks = [vec![0], vec![], (0..9).collect(), (4..9).collect()];
+        assert_eq!(cover(plan, chunks), [(0, 0), (2, 0), (2, 16), (2, 32), (3, 0), (3, 16)]);
+        // Rows from position 512 on have other splits: a tile ends before them.
+        let plan = AttentionPlan { split: 0, splits: 2 };
+        let chunks = [vec![511], vec![512], (510..517).collect(), (1020..1023).collect()];
+        assert_eq!(cover(plan, chunks), [(0, 0), (1, 0), (2, 0), (2, 8), (2, 24), (3, 0)]);
     }
 }

@@ -29,23 +29,32 @@ pub struct MatmulArgs {
 }
 
 impl MatmulArgs {
-    /// Most rows that there is a kernel for in bf16.
+    /// Most rows whose product does what follows it too.
     pub const MOST_ROWS: u32 = 16;
+    /// Most rows that a block goes through with a tile of few outputs; of more it has many outputs and 64 rows.
+    const MOST_OF_TILE: u32 = 128;
     /// Most rows for which weights of 4 bits are not widened first: as many as make that worth its memory, by counting.
     pub const MOST_FOUR_BIT_ROWS: u32 = 128;
 
-    /// The element is that of `x` and `w`.
+    /// The element is that of `x` and `w`. In bf16 a row has the same bits whatever the number of rows.
     ///
     /// # Panics
-    /// In bf16, if there may be more than [`MatmulArgs::MOST_ROWS`] rows, or inputs are no multiple of 32.
+    /// In bf16, if inputs are no multiple of 32.
     #[must_use]
     pub fn launch(self, element: Element, most_rows: u32, sms: u32) -> Launch<MatmulArgs> {
         if element == Element::F32 {
             let blocks = strided((most_rows * self.outputs).div_ceil(8), sms, 8);
             return Launch::new("matmul_f32", [blocks, 1, 1], 256, self);
         }
-        if self.form > 0 && most_rows > Self::MOST_ROWS {
-            return self.tiled("matmul_32_int4", sms, self);
+        let of_form = |bf16, int4| if self.form > 0 { int4 } else { bf16 };
+        assert!(self.inputs.is_multiple_of(32), "matmul: {} inputs", self.inputs);
+        if most_rows > Self::MOST_OF_TILE {
+            let tiles = self.outputs.div_ceil(128) * most_rows.div_ceil(64);
+            let kernel = of_form("matmul_64_bf16", "matmul_64_int4");
+            return Launch::new(kernel, [strided(tiles, sms, 2), 1, 1], 256, self);
+        }
+        if most_rows > Self::MOST_ROWS {
+            return self.tiled(of_form("matmul_32_bf16", "matmul_32_int4"), sms, self);
         }
         let kernels = ["matmul_8_bf16", "matmul_16_bf16", "matmul_8_int4", "matmul_16_int4"];
         self.tensor(kernels, most_rows, sms, self)

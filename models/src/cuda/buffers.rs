@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use faser_kernels::collective::part;
 use faser_kernels::cuda::{
-    ATTENTION_SPLITS, Arena, AttentionArgs, BLOCK_SIZE, CudaError, CudaLane, DeviceBuffer, DraftStepArgs,
-    Element, Flags, Gpu, LogitStats, LogitStatsArgs, LogprobFound, MatmulArgs, Ptr, QkvArgs,
+    ATTENTION_SPLITS, Arena, AttentionArgs, AttentionPlan, BLOCK_SIZE, CudaError, CudaLane, DeviceBuffer,
+    DraftStepArgs, Element, Flags, Gpu, LogitStats, LogitStatsArgs, LogprobFound, MatmulArgs, Ptr, QkvArgs,
 };
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::sampling::CANDIDATES;
@@ -34,6 +34,8 @@ pub struct CudaSizes {
     pub max_context: usize,
     /// Pruning checkpoints of a pass.
     pub max_prune_checkpoints: usize,
+    /// Kernels and splits that give a row the same bits whatever is beside it, in the place of those that are the fastest for a pass.
+    pub deterministic: bool,
 }
 
 /// Rows times splits that attention has workspace for, unless a pass has more rows.
@@ -68,7 +70,29 @@ impl CudaSizes {
 
     /// Whether matrices of 4 bits are widened for some of the passes.
     pub(super) fn widens(&self) -> bool {
-        self.rows() > MatmulArgs::MOST_FOUR_BIT_ROWS as usize
+        !self.deterministic && self.rows() > MatmulArgs::MOST_FOUR_BIT_ROWS as usize
+    }
+
+    /// Queries of attention's tiles, where the largest chunk has `most` of them for a key head: the size of a tile changes the order of sums.
+    pub(super) fn tile_queries(&self, element: Element, head_dim: u32, most: u32) -> u32 {
+        let most = if self.deterministic { AttentionArgs::FEWEST_QUERIES as u32 } else { most };
+        AttentionArgs::tile_queries(element, head_dim, most)
+    }
+
+    /// Splits of positions for rows that see at most `longest`: a power of two of them, so that contexts that grow seldom change them; more
+    /// than a row has change nothing.
+    pub(super) fn plan_attention(&self, longest: u32, rows: usize) -> AttentionPlan {
+        if self.deterministic {
+            return AttentionPlan::of_rows(self.max_context as u32);
+        }
+        let mut plan = AttentionPlan::new(longest);
+        plan.splits = plan.splits.next_power_of_two();
+        // Many rows keep the SMs busy without splits, and the workspace is not for both.
+        while plan.splits > 1 && plan.splits as usize * rows > self.split_rows() {
+            plan.split *= 2;
+            plan.splits = longest.div_ceil(plan.split).next_power_of_two();
+        }
+        plan
     }
 
     /// Bytes of the largest matrix of a shard of such a model, widened.
@@ -87,6 +111,9 @@ impl CudaSizes {
 
     /// Rows times splits of attention's workspace.
     pub(super) fn split_rows(&self) -> usize {
+        if self.deterministic {
+            return self.rows() * AttentionPlan::of_rows(self.max_context as u32).splits as usize;
+        }
         SPLIT_ROWS.max(self.max_rows)
     }
 

@@ -290,7 +290,8 @@ impl CudaPasses {
     pub(super) fn multiply_then(&mut self, product: Product, rows: Ptr, then: Then) -> Result<(), CudaError> {
         let (most, sms, element) = (product.rows as u32, self.lane.sms(), product.element);
         let tickets = self.tickets.ptr();
-        let together = own_kernel(&product, rows).filter(|own| MatmulArgs::fits(most, own.inputs));
+        let fits = |own: &MatmulArgs| element == Element::Bf16 && MatmulArgs::fits(most, own.inputs);
+        let together = self.own_kernel(&product, rows).filter(fits);
         match (together, then) {
             (Some(product), Then::Heads(heads)) if MatmulHeadsArgs::fits(heads.head_dim) => {
                 return self.lane.launch(&MatmulHeadsArgs { product, heads, tickets }.launch(most, sms));
@@ -315,7 +316,7 @@ impl CudaPasses {
     /// By our own kernel where there are few rows, else by cublasLt, of weights of 4 bits once they are widened; `rows` is where their number is.
     pub(super) fn multiply(&mut self, product: Product, rows: Ptr) -> Result<(), CudaError> {
         let sms = self.lane.sms();
-        match (own_kernel(&product, rows), &self.widened) {
+        match (self.own_kernel(&product, rows), &self.widened) {
             (Some(own), _) => self.lane.launch(&own.launch(product.element, product.rows as u32, sms)),
             (None, Some(widened)) if product.four_bits.is_some() => {
                 let Product { w: records, inputs, outputs, four_bits, .. } = product;
@@ -327,15 +328,17 @@ impl CudaPasses {
             _ => self.lane.multiply(&product),
         }
     }
-}
 
-/// Our own kernel's arguments, for few rows in bf16; none elsewhere.
-fn own_kernel(product: &Product, rows: Ptr) -> Option<MatmulArgs> {
-    let Product { element, x, w, bias, out, inputs, outputs, add, four_bits, .. } = *product;
-    let (inputs, outputs, add, form) = (inputs as u32, outputs as u32, u32::from(add), form_of(four_bits));
-    let few = match four_bits {
-        None => element == Element::Bf16 && MatmulArgs::fits(product.rows as u32, inputs),
-        Some(_) => product.rows <= MatmulArgs::MOST_FOUR_BIT_ROWS as usize,
-    };
-    few.then_some(MatmulArgs { x, w, bias, out, rows, inputs, outputs, add, form })
+    /// Our own kernel's arguments, for few rows in bf16; none elsewhere. Of deterministic passes for all: its bits are of a row alone.
+    fn own_kernel(&self, product: &Product, rows: Ptr) -> Option<MatmulArgs> {
+        let Product { element, x, w, bias, out, inputs, outputs, add, four_bits, .. } = *product;
+        let (inputs, outputs, add, form) =
+            (inputs as u32, outputs as u32, u32::from(add), form_of(four_bits));
+        let own = match four_bits {
+            _ if self.sizes.deterministic => true,
+            None => element == Element::Bf16 && MatmulArgs::fits(product.rows as u32, inputs),
+            Some(_) => product.rows <= MatmulArgs::MOST_FOUR_BIT_ROWS as usize,
+        };
+        own.then_some(MatmulArgs { x, w, bias, out, rows, inputs, outputs, add, form })
+    }
 }

@@ -7,15 +7,13 @@
 //! ```
 
 use faser_kernels::BlockId;
-use faser_kernels::cuda::{
-    AttentionArgs, Chunk, CudaError, DraftState, DraftStepArgs, Ptr, Sample, Sampler, Tile,
-};
+use faser_kernels::cuda::{Chunk, CudaError, DraftState, DraftStepArgs, Ptr, Sample, Sampler, Tile};
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::sampling::CANDIDATES;
 
 use super::buffers::StepBuffers;
 use super::pass::Work;
-use super::staged::{RowArrays, Staged, Steps, Tail, plan_attention};
+use super::staged::{RowArrays, Staged, Steps, Tail};
 use super::{Beside, CudaPasses, CudaSizes, DrawInput, Drawn};
 
 /// A chunk of a draft plan.
@@ -75,11 +73,11 @@ impl CudaPasses {
         assert!(draft.chunks.iter().all(within), "more than {STEPS} steps");
         let places = CudaSizes::bucket(count);
         let group = (config.heads / config.kv_heads) as u32;
-        let queries = AttentionArgs::tile_queries(self.model.element, config.head_dim as u32, group);
+        let queries = sizes.tile_queries(self.model.element, config.head_dim as u32, group);
         let tiles_each = group.div_ceil(queries);
         let longest =
             draft.chunks.iter().map(|chunk| chunk.state.base + chunk.state.steps).max().unwrap_or(1);
-        let plan = plan_attention(longest.max(1), places, sizes.split_rows());
+        let plan = sizes.plan_attention(longest.max(1), places);
         let tables: Vec<&[BlockId]> = draft.chunks.iter().map(|chunk| chunk.table).collect();
         let (stride, blocks) = sizes.block_tables(&tables);
         let states: Vec<DraftState> = draft.chunks.iter().map(|chunk| chunk.state).collect();

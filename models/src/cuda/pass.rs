@@ -19,7 +19,7 @@
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
-    Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, EmbedArgs, Flags, Graph,
+    Arena, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags, Graph,
     LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, Tile,
 };
 use faser_kernels::{BlockId, Rows};
@@ -30,9 +30,9 @@ use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, Ste
 use super::expert_buffers::ExpertBuffers;
 use super::feature_buffers::{FeatureWriter, HeadBuffers};
 use super::recently_used::RecentlyUsed;
-use super::staged::{Beside, KnownChunk, RowArrays, Staged, Tail, plan_attention};
-use crate::Shard;
+use super::staged::{Beside, KnownChunk, RowArrays, Staged, Tail};
 use crate::block::last_seen;
+use crate::{ModelConfig, Shard};
 
 /// The rows of a pass. Rows of a chunk stand together, in ascending positions, chunks in the order of their rows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -150,6 +150,9 @@ impl CudaPasses {
         let dtype = model.element.dtype();
         let (rows, logit_rows, held) = (sizes.rows(), sizes.logit_rows(), model.element.bytes());
         let (hidden, q, kv) = (config.hidden, own.q_width(), own.kv_width());
+        if sizes.deterministic && model.element == Element::Bf16 {
+            has_own_products(own)?;
+        }
         let of_head = if config.head.is_some() { sizes.head_input_bytes() } else { 0 };
         let f32 = size_of::<f32>();
         let activations = |count: usize, each: usize| DeviceBuffer::zeroed(&gpu, count * each, "activations");
@@ -336,18 +339,15 @@ impl CudaPasses {
             if block.is_some() && chunk.first as usize >= of_blocks { 0 } else { chunk.rows }
         };
         let most = chunks.iter().map(|chunk| attending(chunk) * group).max().unwrap_or(0);
-        let tile_queries = AttentionArgs::tile_queries(self.model.element, config.head_dim as u32, most);
-        let mut tiles = Vec::new();
-        Tile::cover(chunks.iter().map(attending), group, tile_queries, &mut tiles);
+        let tile_queries = sizes.tile_queries(self.model.element, config.head_dim as u32, most);
 
         // A small pass takes the places of its bucket: another of that bucket has its arrays in the same ones.
         let bucket = CudaSizes::bucket(rows);
         let small = bucket <= CudaSizes::GRAPH_ROWS;
         let up_to = |bucket: usize, len: usize| if small { bucket } else { len };
         let chunk_places = up_to(sizes.chunk_places(bucket), count);
-        tiles.resize(up_to(CudaSizes::bucket(tiles.len()), tiles.len()), Tile::PADDING);
         let longest = positions.iter().max().map_or(1, |last| last + 1);
-        let plan = plan_attention(longest, up_to(bucket, rows), sizes.split_rows());
+        let plan = sizes.plan_attention(longest, up_to(bucket, rows));
         let (stride, blocks) = sizes.block_tables(tables);
         let proposal_stride = proposals.iter().map(|proposals| proposals.len()).max().unwrap_or(0).max(1);
         let proposal_stride = proposal_stride.next_power_of_two();
@@ -365,6 +365,12 @@ impl CudaPasses {
             last_seen(&block, of_blocks, &mut sees);
         }
         let text = rows - of_blocks;
+        let last_seen = if sees.is_empty() { positions } else { &sees };
+        let mut tiles = Vec::new();
+        let attends =
+            chunks.iter().map(|chunk| &last_seen[chunk.first as usize..][..attending(chunk) as usize]);
+        Tile::cover(attends, plan, group, tile_queries, &mut tiles);
+        tiles.resize(up_to(CudaSizes::bucket(tiles.len()), tiles.len()), Tile::PADDING);
 
         let arena = &mut self.input;
         let tokens = arena.put_padded(tokens, up_to(bucket, rows));
@@ -530,3 +536,19 @@ pub(super) struct Graphs(RecentlyUsed<Key, Option<Graph>>);
 
 // What is staged for a block table is for the kernels' blocks.
 const _: () = assert!(BLOCK_SIZE == 16);
+
+/// Looks whether all products of a shard can be those of our own kernels, which have the same bits for any number of rows.
+fn has_own_products(own: &ModelConfig) -> Result<(), CudaError> {
+    let widths = [
+        ("`hidden_size`", own.hidden),
+        ("`num_attention_heads` times `head_dim`", own.q_width()),
+        ("`intermediate_size`", own.activated_width()),
+    ];
+    match widths.into_iter().find(|(_, width)| !width.is_multiple_of(32)) {
+        None => Ok(()),
+        Some((what, width)) => Err(CudaError::Unfit(format!(
+            "{what} is {width} on a rank, which is no multiple of 32: cublasLt multiplies it, and its bits depend on the pass: write \
+             `device.deterministic: false`"
+        ))),
+    }
+}

@@ -1,6 +1,6 @@
 //! A pass, and a draft plan, as they lie on the device: where their arrays are, and how large they are.
 
-use faser_kernels::cuda::{AttentionPlan, Place, Ptr};
+use faser_kernels::cuda::{Place, Ptr};
 
 /// The pass under way: where its arrays are, and its size.
 #[derive(Clone, Copy, Debug, Default)]
@@ -114,17 +114,4 @@ impl Staged {
     pub(super) fn sample_count(&self) -> Ptr {
         self.rows.counts.behind(2 * size_of::<u32>())
     }
-}
-
-/// Splits of positions for rows that see at most `longest`: a power of two of them, so that contexts that grow seldom change them; more
-/// than a row has change nothing.
-pub(super) fn plan_attention(longest: u32, rows: usize, split_rows: usize) -> AttentionPlan {
-    let mut plan = AttentionPlan::new(longest);
-    plan.splits = plan.splits.next_power_of_two();
-    // Many rows keep the SMs busy without splits, and the workspace is not for both.
-    while plan.splits > 1 && plan.splits as usize * rows > split_rows {
-        plan.split *= 2;
-        plan.splits = longest.div_ceil(plan.split).next_power_of_two();
-    }
-    plan
 }

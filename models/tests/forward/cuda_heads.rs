@@ -28,6 +28,7 @@ const SIZES: CudaSizes = CudaSizes {
     max_sequences: 4,
     max_context: 48,
     max_prune_checkpoints: 0,
+    deterministic: false,
 };
 
 /// The lanes of a target and its head.

@@ -2,13 +2,15 @@
 //! for which there are kernels on tensor cores; prefill of two sequences together, then a row of one and several of the other.
 //! `golden.rs` does the same for every instruction set.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use faser_kernels::cuda::{Chunk, CudaError, Gpu, Ptr, Sampler, Share};
 use faser_kernels::{BlockId, Dtype, Sampling};
 use faser_models::cuda::{CudaModel, CudaPasses, CudaSizes, PassInput};
 use faser_models::rounding::Distance;
-use faser_models::{Model, Shard, WeightSource, synthetic};
+use faser_models::synthetic::{self, SyntheticSpec};
+use faser_models::{Model, Shard, WeightSource};
 
 use crate::cuda_fake;
 use crate::oracle;
@@ -125,8 +127,8 @@ fn experts_on_tensor_cores_have_the_cpus_logits() {
     assert!(report.contains("graphs left 0\n") && !report.contains("graphs launched 0\n"), "{report}");
 }
 
-/// Rows of two sequences, each from a position on, as one pass; the logits of each row.
-fn feed(passes: &mut CudaPasses, parts: &[(usize, std::ops::Range<usize>)]) -> Vec<Vec<f32>> {
+/// Rows of two sequences, which have these tables, each from a position on, as one pass; the logits of each row.
+fn feed(passes: &mut CudaPasses, all: [&[BlockId]; 2], parts: &[(usize, Range<usize>)]) -> Vec<Vec<f32>> {
     let vocab = passes.model().config().vocab;
     let (mut tokens, mut positions, mut chunk_of, mut chunks) = (vec![], vec![], vec![], vec![]);
     for (chunk, (sequence, range)) in parts.iter().enumerate() {
@@ -136,7 +138,6 @@ fn feed(passes: &mut CudaPasses, parts: &[(usize, std::ops::Range<usize>)]) -> V
         positions.extend(range.clone().map(|position| position as u32));
         tokens.extend(range.clone().map(|position| ((position * 37 + sequence * 11 + 5) % vocab) as u32));
     }
-    let all: [&[BlockId]; 2] = [&[4, 1], &[0, 3]];
     let tables: Vec<&[BlockId]> = parts.iter().map(|(sequence, _)| all[*sequence]).collect();
     let sampler = Sampler::new(&Sampling::default(), Ptr::NULL, Ptr::NULL, Ptr::NULL);
     let (samplers, proposals) = (vec![sampler; parts.len()], vec![&[][..]; parts.len()]);
@@ -172,8 +173,10 @@ fn a_row_of_experts_has_the_same_bits_alone_and_among_others() {
                 max_sequences: 2,
                 max_context: 32,
                 max_prune_checkpoints: 0,
+                deterministic: false,
             };
             let passes = || CudaPasses::new(model.clone(), &[Share::whole(&gpu)], false, sizes).unwrap();
+            let feed = |passes: &mut CudaPasses, parts: &[_]| feed(passes, [&[4, 1], &[0, 3]], parts);
             let mut alone = passes();
             let single: Vec<Vec<f32>> =
                 (0..27).map(|at| feed(&mut alone, &[(0, at..at + 1)]).remove(0)).collect();
@@ -189,6 +192,83 @@ fn a_row_of_experts_has_the_same_bits_alone_and_among_others() {
             }
         }
     });
+}
+
+/// Rows of a sequence, fed in chunks of so many, some of them beside another's.
+fn fed(passes: &mut CudaPasses, tables: [&[BlockId]; 2], chunks: &[usize], beside: usize) -> Vec<Vec<f32>> {
+    let (mut found, mut at, mut others) = (Vec::new(), 0, 0);
+    for &rows in chunks {
+        let mut parts = vec![(0, at..at + rows)];
+        if beside > 0 {
+            parts.insert(0, (1, others..others + beside));
+            others += beside;
+        }
+        found.extend(feed(passes, tables, &parts).into_iter().skip(parts.len().saturating_sub(1) * beside));
+        at += rows;
+    }
+    found
+}
+
+#[test]
+fn rows_of_deterministic_passes_have_the_same_bits_in_any_pass() {
+    let name = "cuda_logits::rows_of_deterministic_passes_have_the_same_bits_in_any_pass";
+    let report = cuda_fake::inside(name, &[], || {
+        let gpu = Gpu::open(0, None).unwrap();
+        let long =
+            |spec, max_context| WeightSource::Synthetic(SyntheticSpec { layers: 1, max_context, ..spec });
+        let dense = |most| long(spec(true, 4), most);
+        let experts = long(spec_with_experts(true, Dtype::Bf16), 150);
+        for (case, source, dtype) in [
+            ("dense", dense(520), Dtype::Bf16),
+            ("in f32", dense(150), Dtype::F32),
+            ("int4", dense(150), Dtype::Int4),
+            ("experts", experts, Dtype::Bf16),
+        ] {
+            let model = Arc::new(CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {}).unwrap());
+            let most = model.config().max_context;
+            let each = most.div_ceil(16);
+            let sizes = CudaSizes {
+                blocks: 2 * each,
+                max_rows: most,
+                max_logit_rows: most,
+                max_chunks: 2,
+                max_sequences: 2,
+                max_context: most,
+                max_prune_checkpoints: 0,
+                deterministic: true,
+            };
+            let blocks: Vec<BlockId> = (0..2 * each as BlockId).rev().collect();
+            let (own, other) = blocks.split_at(each);
+            let fed = |chunks: &[usize], beside: usize| {
+                assert_eq!(chunks.iter().sum::<usize>(), most);
+                let mut passes = CudaPasses::new(model.clone(), &[Share::whole(&gpu)], false, sizes).unwrap();
+                fed(&mut passes, [own, other], chunks, beside)
+            };
+            let whole = fed(&if most == 520 { [512, 1, 7] } else { [140, 1, 9] }, 0);
+            assert!(whole.iter().flatten().all(|x| x.is_finite()), "{case}");
+            let other: &[usize] =
+                if most == 520 { &[1, 1, 2, 8, 9, 16, 18, 65, 130, 270] } else { &[1, 7, 9, 17, 116] };
+            for (at, (found, first)) in fed(other, 5).iter().zip(&whole).enumerate() {
+                let same = found.iter().zip(first).all(|(x, y)| x.to_bits() == y.to_bits());
+                assert!(same, "{case}: row {at} has other bits in chunks of {other:?} beside five rows");
+            }
+        }
+    });
+    let Some(report) = report else { return };
+    for kernel in [
+        "matmul_8_bf16",
+        "matmul_16_bf16",
+        "matmul_32_bf16",
+        "matmul_64_bf16",
+        "matmul_32_int4",
+        "matmul_64_int4",
+        "matmul_f32",
+    ] {
+        assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");
+    }
+    // Nothing by cublasLt, and no matrix is widened.
+    assert!(!report.contains("runs of dequantise"), "{report}");
+    assert!(report.contains("rows of products 0\n"), "{report}");
 }
 
 #[test]

@@ -31,6 +31,7 @@ pub(crate) struct Key {
     block_size: usize,
     max_rows: usize,
     max_context: usize,
+    deterministic: bool,
     /// The row counts that every table begins with.
     row_grid: [usize; ROW_GRID.len()],
 }
@@ -156,6 +157,7 @@ impl Key {
             block_size: spec.block_size,
             max_rows: spec.max_rows,
             max_context: spec.max_context,
+            deterministic: spec.deterministic,
             row_grid: ROW_GRID,
         }
     }

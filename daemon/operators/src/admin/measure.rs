@@ -47,6 +47,7 @@ impl Admin {
                     block_size: bounds.block_size,
                     max_rows: bounds.max_pass_rows,
                     max_context: bounds.max_context,
+                    deterministic: bounds.deterministic,
                 };
                 let config = Config { profile: true, ..served.config.clone() };
                 costs::tables(&config, &served.machine, &spec, &mut |_, _| {}).map_err(|err| err.to_string())

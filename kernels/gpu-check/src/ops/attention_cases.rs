@@ -2,10 +2,13 @@
 
 use super::case_bench::Bench;
 use super::reference::{Random, bf16, close, lane};
-use faser_kernels::cuda::{AttentionArgs, Chunk, Element, NOTHING, Ptr, Tile};
+use faser_kernels::cuda::{AttentionArgs, AttentionPlan, Chunk, Element, NOTHING, Ptr, Tile};
 use faser_kernels::ops::{AttentionShape, attention, store_kv};
 use faser_kernels::{Dtype, Isa, KvCache, KvShape, Rows, Tensor};
 use std::ops::RangeInclusive;
+
+/// Splits of rows that have their own: few, so that short sequences have longer ones too.
+const OWN_SPLITS: u32 = 2;
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -19,6 +22,7 @@ struct Case {
     soft_cap: Option<f32>,
     /// A score more for each head; or none.
     sinks: Vec<f32>,
+    /// 0: each row's own.
     split: u32,
     /// Of each sequence: its length, and how many rows at its end are in the pass.
     sequences: Vec<(usize, usize)>,
@@ -125,12 +129,18 @@ impl Case {
         let Case { element, kv_heads, group, head_dim, split, .. } = *self;
         let (heads, n) = (kv_heads * group, world.positions.len());
         let queries = AttentionArgs::tile_queries(element, head_dim as u32, most);
+        let longest = world.positions.iter().max().expect("a sequence") + 1;
+        let plan = match split {
+            0 => AttentionPlan { split, splits: OWN_SPLITS },
+            split => AttentionPlan { split, splits: longest.div_ceil(split) },
+        };
+        let chunks =
+            world.chunks.chunks(4).map(|chunk| &world.positions[chunk[0] as usize..][..chunk[1] as usize]);
         let mut tiles = Vec::new();
-        Tile::cover(world.rows.iter().copied(), group as u32, queries, &mut tiles);
+        Tile::cover(chunks, plan, group as u32, queries, &mut tiles);
         tiles.push(Tile::PADDING);
         let flat: Vec<u32> = tiles.iter().flat_map(|tile| [tile.chunk, tile.first_query]).collect();
-        let longest = world.positions.iter().max().expect("a sequence") + 1;
-        let splits = longest.div_ceil(split);
+        let splits = plan.splits;
         let (keys, values) = (bench.elements(element, &world.keys), bench.elements(element, &world.values));
         let out = bench.elements(element, &vec![-5.5; n * heads * head_dim]);
         let places = n * heads * splits as usize;
@@ -234,7 +244,14 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
     // The first block of keys is not all seen, nor is the first split.
     let late =
         [1, 3, 6, 8, 12].map(|at: usize| Case { first: if at == 6 { 50 } else { 1 }, ..cases[at].clone() });
-    for case in cases.into_iter().chain(capped).chain(sunk).chain(late) {
+    // Rows on both sides of where splits become longer, in tiles that would have both.
+    let own = [
+        case(F32, 1, 2, 20, None, 0, &[(514, 5), (30, 1), (1026, 3)]),
+        case(Bf16, 1, 2, 48, Some(300), 0, &[(514, 3)]),
+        case(Bf16, 1, 4, 64, None, 0, &[(515, 6), (200, 2), (1025, 2)]),
+        case(Bf16, 1, 3, 32, Some(270), 0, &[(516, 20), (1030, 12)]),
+    ];
+    for case in cases.into_iter().chain(capped).chain(sunk).chain(late).chain(own) {
         for order in bench.orders() {
             case.check(bench, order);
         }
@@ -242,19 +259,27 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
 }
 
 pub(super) fn a_row_has_the_same_bits_alone_and_among_others(bench: &Bench<'_>) {
-    for (element, head_dim) in [(Element::F32, 20), (Element::Bf16, 64)] {
-        let together = Case {
-            element,
-            kv_heads: 1,
-            group: 2,
-            head_dim,
-            window: None,
-            first: 0,
-            soft_cap: None,
-            sinks: Vec::new(),
-            split: 64,
-            sequences: vec![(140, 7), (30, 4)],
-        };
+    let case = |element, head_dim, split, window, sequences: &[(usize, usize)]| Case {
+        element,
+        kv_heads: 1,
+        group: 2,
+        head_dim,
+        window,
+        first: 0,
+        soft_cap: None,
+        sinks: Vec::new(),
+        split,
+        sequences: sequences.to_vec(),
+    };
+    for together in [
+        case(Element::F32, 20, 64, None, &[(140, 7), (30, 4)]),
+        case(Element::Bf16, 64, 64, None, &[(140, 7), (30, 4)]),
+        // Splits of 256 positions, then of 512, whoever is beside.
+        case(Element::F32, 20, 0, None, &[(514, 7), (600, 1)]),
+        case(Element::Bf16, 64, 0, None, &[(514, 7), (1030, 2)]),
+        case(Element::Bf16, 32, 0, Some(300), &[(516, 7), (20, 1)]),
+        case(Element::Bf16, 48, 0, None, &[(514, 7)]),
+    ] {
         let world = together.world();
         let all = together.run(bench, &world, 0, 14);
         let cols = world.expected.cols();
@@ -266,7 +291,11 @@ pub(super) fn a_row_has_the_same_bits_alone_and_among_others(bench: &Bench<'_>) 
             one.chunks = vec![0, 1, NOTHING, 0];
             one.rows = vec![1];
             // The number of splits is that of the shorter context: sums do not depend on it.
-            assert_eq!(together.run(bench, &one, 0, 2), all[r * cols..(r + 1) * cols], "{element:?} row {r}");
+            assert_eq!(
+                together.run(bench, &one, 0, 2),
+                all[r * cols..(r + 1) * cols],
+                "{together:?} row {r}"
+            );
         }
     }
 }

@@ -5,6 +5,7 @@ use super::reference::{Random, bf16, close, lane};
 use faser_kernels::cuda::{Element, MatmulArgs, Ptr, ScoreTokensArgs};
 use faser_kernels::ops::{Write, matmul, score_tokens, soft_cap};
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector, ViewMut};
+use std::ops::Range;
 
 /// Numbers that an element holds exactly: what is left is the error of the sum.
 fn held(element: Element, numbers: &[f32]) -> Vec<f32> {
@@ -100,30 +101,47 @@ pub(super) fn matmul_is_the_cpus(bench: &Bench<'_>) {
 }
 
 pub(super) fn a_row_has_the_same_bits_in_any_bucket(bench: &Bench<'_>) {
-    let (inputs, outputs) = (320, 24);
-    let mut random = Random::new(8);
-    let (x, w) = (random.numbers(16 * inputs), random.numbers(outputs * inputs));
-    let run = |rows: &[usize], bucket: u32| {
-        let values: Vec<f32> = rows.iter().flat_map(|r| x[r * inputs..(r + 1) * inputs].to_vec()).collect();
-        let (x, w) = (bench.elements(Element::Bf16, &values), bench.elements(Element::Bf16, &w));
-        let out = bench.floats(&vec![0.0; rows.len() * outputs]);
-        let args = MatmulArgs {
-            x: x.ptr(),
-            w: w.ptr(),
-            bias: Ptr::NULL,
-            out: out.ptr(),
-            rows: bench.count(rows.len()),
-            inputs: inputs as u32,
-            outputs: outputs as u32,
-            add: 0,
-            form: 0,
+    // Warps have a step too few, one more than others, several.
+    for (inputs, outputs) in [(32, 5), (320, 24), (544, 150)] {
+        let mut random = Random::new(8);
+        let (x, w) = (random.numbers(200 * inputs), random.numbers(outputs * inputs));
+        let (bias, before) = (bench.lasting(&random.numbers(outputs)), random.numbers(200 * outputs));
+        let run = |rows: Range<usize>, bucket: u32, order: i32| {
+            let values = &x[rows.start * inputs..rows.end * inputs];
+            let mut padded = values.to_vec();
+            padded.resize(bucket as usize * inputs, f32::NAN);
+            let (x, w) = (bench.elements(Element::Bf16, &padded), bench.elements(Element::Bf16, &w));
+            let out = bench.floats(&before[rows.start * outputs..rows.end * outputs]);
+            let args = MatmulArgs {
+                x: x.ptr(),
+                w: w.ptr(),
+                bias,
+                out: out.ptr(),
+                rows: bench.count(rows.len()),
+                inputs: inputs as u32,
+                outputs: outputs as u32,
+                add: 1,
+                form: 0,
+            };
+            bench.run(&args.launch(Element::Bf16, bucket, 3), order);
+            out.read()
         };
-        bench.run(&args.launch(Element::Bf16, bucket, 3), 0);
-        out.read().to_vec()
-    };
-    let together = run(&(0..16).collect::<Vec<_>>(), 16);
-    for r in 0..16 {
-        assert_eq!(run(&[r], 1), together[r * outputs..(r + 1) * outputs], "row {r}");
+        let few = run(0..16, 16, 0);
+        for r in 0..16 {
+            assert_eq!(run(r..r + 1, 1, 0), few[r * outputs..(r + 1) * outputs], "{inputs} inputs, row {r}");
+        }
+        for (turn, (rows, bucket)) in [(17, 32), (100, 128), (129, 192), (200, 256)].into_iter().enumerate() {
+            let many = run(0..rows, bucket, bench.order(turn));
+            assert_eq!(many[..16 * outputs], few, "{inputs} inputs, among {rows}");
+            for last in [rows - 1, rows - 9] {
+                let alone = run(last..last + 1, 8, 0);
+                assert_eq!(
+                    many[last * outputs..(last + 1) * outputs],
+                    alone,
+                    "{inputs} inputs, {last} of {rows}"
+                );
+            }
+        }
     }
 }
 

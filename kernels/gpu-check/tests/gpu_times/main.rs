@@ -45,6 +45,16 @@ const CASES: [(Shape, usize, Load, Pass); 23] = [
     (Shape::Qwen600MInt4, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::DraftStep),
 ];
 
+/// What is predicted of deterministic passes.
+const DETERMINISTIC: [(Shape, Load, Pass); 6] = [
+    (Shape::Llama8B, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Llama8B, Load { sequences: 16, rows: 4, context: 512 }, Pass::Verify),
+    (Shape::Llama8B, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
+    (Shape::Llama8B, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
+    (Shape::Qwen30BA3B, Load { sequences: 64, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Llama8BInt4, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
+];
+
 #[test]
 fn passes_launch_read_and_take_what_is_written_down() {
     let name = "passes_launch_read_and_take_what_is_written_down";
@@ -69,9 +79,13 @@ fn table() -> String {
     let mut text = String::from("launches  read MB  floor ms");
     GPUS.iter().for_each(|gpu| write!(text, "  {:>8}", gpu.name).expect("memory"));
     text.push_str("  of the floor, on the first GPU\n");
-    for (shape, ranks, load, pass) in CASES {
-        let (steps, read_bytes) = record(shape, ranks, load, pass);
-        println!("{} on {ranks}: {pass}, {load:?}", shape.name());
+    let deterministic = DETERMINISTIC.map(|(shape, load, pass)| ((shape, 1, load, pass), true));
+    for ((shape, ranks, load, pass), deterministic) in
+        CASES.map(|case| (case, false)).into_iter().chain(deterministic)
+    {
+        let (steps, read_bytes) = record(shape, ranks, load, pass, deterministic);
+        let how = if deterministic { ", deterministic" } else { "" };
+        println!("{} on {ranks}{how}: {pass}, {load:?}", shape.name());
         by_kind(&steps);
         let launches = steps.iter().filter(|step| step.is_launch()).count();
         let read_mb = steps.iter().map(Step::read_bytes).sum::<f64>() / 1e6;
@@ -84,7 +98,7 @@ fn table() -> String {
         let on = if ranks == 1 { String::new() } else { format!(" on {ranks} GPUs") };
         writeln!(
             text,
-            "  {:3.0} %  {}{on}: {pass} of {sequences} x {rows} rows at {context}",
+            "  {:3.0} %  {}{on}{how}: {pass} of {sequences} x {rows} rows at {context}",
             100.0 * floor_ms / times[0],
             shape.name()
         )

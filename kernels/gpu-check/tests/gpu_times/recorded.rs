@@ -11,6 +11,11 @@ use faser_kernels::cuda::{
 };
 use faser_models::ModelConfig;
 
+use crate::time_model::PRODUCTS;
+
+/// Share of the tensor cores' rate that products of 64 rows at a time reach: counted, of an SM of an H100. Its shared memory gives 128 bytes in a cycle: 36,864 of rows
+/// for 128 outputs and 32 inputs, beside 8,192 of weights by the same way, where tensor cores take 128 cycles.
+const OF_64_ROWS: f64 = 128.0 / ((36_864.0 + 8_192.0) / 128.0);
 /// Positions that attention takes at once.
 const STAGE_POSITIONS: f64 = 64.0;
 const F32: f64 = 4.0;
@@ -36,6 +41,8 @@ pub(crate) enum Work {
         read: f64,
         written: f64,
         operations: f64,
+        /// Of the tensor cores' rate.
+        share: f64,
         tails: f64,
     },
     /// Its blocks go through so many stages.
@@ -121,6 +128,7 @@ impl Step {
                     read: element * (inputs * outputs + rows * inputs) + number(4) * out,
                     written: out,
                     operations: 2.0 * rows * inputs * outputs,
+                    share: PRODUCTS,
                     tails: 0.0,
                 }
             }
@@ -207,6 +215,8 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 (8.0, what)
             } else if let Some(what) = kernel.strip_prefix("matmul_32_") {
                 (f64::from(MatmulArgs::MOST_FOUR_BIT_ROWS), what)
+            } else if let Some(what) = kernel.strip_prefix("matmul_64_") {
+                (f64::INFINITY, what)
             } else {
                 (16.0, &kernel[10..])
             };
@@ -236,6 +246,7 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 read: weights + HELD * all * inputs + add * F32 * out,
                 written,
                 operations: 2.0 * all * inputs * outputs,
+                share: if kernel.starts_with("matmul_64_") { OF_64_ROWS } else { PRODUCTS },
                 tails,
             }
         }
@@ -257,7 +268,13 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
         "route" => {
             let [count, active] = rows.experts;
             let words = all * active * F32;
-            Work::Product { read: F32 * all * count, written: 4.0 * words, operations: 0.0, tails: 1.0 }
+            Work::Product {
+                read: F32 * all * count,
+                written: 4.0 * words,
+                operations: 0.0,
+                share: PRODUCTS,
+                tails: 1.0,
+            }
         }
         "sum_experts_bf16" => {
             let [cols, active, add] = [
@@ -277,6 +294,7 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 read: HELD * inputs * (outputs * experts_hit(all, rows.experts) + pairs),
                 written: pairs * if activated { HELD * outputs / 2.0 } else { F32 * outputs },
                 operations: 2.0 * pairs * inputs * outputs,
+                share: PRODUCTS,
                 tails: 0.0,
             }
         }
@@ -297,6 +315,9 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
             .map(|at| args.at(at));
             let context = rows.load.context as f64;
             let kept = rows.load.sequences as f64 * context * kv_heads * dim * 2.0 * HELD;
+            // Splits of rows that have their own are as long as the context makes them.
+            let own = f64::max(256.0, context / splits);
+            let (split, splits) = if split == 0.0 { (own, (context / own).ceil()) } else { (split, splits) };
             let found = if splits > 1.0 { F32 * splits } else { HELD };
             Work::Attention {
                 read: kept + all * heads * dim * F32,

@@ -10,7 +10,7 @@ use faser_actors::{
 };
 use faser_gpu_check::Load;
 use faser_kernels::cuda::{Gpu, NcclRankSlot, Share, nccl_group};
-use faser_models::cuda::CudaModel;
+use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{ModelConfig, Shard};
 
 use crate::recorded::{Rows, Step, idle_bytes};
@@ -50,11 +50,18 @@ impl CancelSource for Nobody {
 }
 
 /// What the first GPU was asked for in one pass, and the bytes that all of it could not do without: its weights, and what it sees.
-pub(crate) fn record(shape: Shape, ranks: usize, load: Load, pass: Pass) -> (Vec<Step>, f64) {
+pub(crate) fn record(
+    shape: Shape,
+    ranks: usize,
+    load: Load,
+    pass: Pass,
+    deterministic: bool,
+) -> (Vec<Step>, f64) {
     let file = PathBuf::from(std::env::var(FILE).expect("a record is written"));
     let config = shape.config(file.parent().expect("it is in a folder"));
     let ends = Barrier::new(ranks);
-    let of_rank = &|rank, slot| run((rank, ranks), slot, (shape, &config), load, pass, &ends);
+    let sizes = CudaSizes { deterministic, ..load.sizes() };
+    let of_rank = &|rank, slot| run((rank, ranks), slot, (shape, &config), (load, sizes), pass, &ends);
     let (first, read_bytes) = if ranks == 1 {
         of_rank(0, None)
     } else {
@@ -98,7 +105,7 @@ fn run(
     (rank, ranks): (usize, usize),
     slot: Option<&NcclRankSlot>,
     (shape, config): (Shape, &ModelConfig),
-    load: Load,
+    (load, sizes): (Load, CudaSizes),
     pass: Pass,
     ends: &Barrier,
 ) -> (usize, f64) {
@@ -108,7 +115,7 @@ fn run(
         .expect("address space");
     let model = Arc::new(model);
     let drafts = pass == Pass::DraftStep;
-    let spec = CudaLaneSpec { shares: vec![Share::whole(&gpu)], sizes: load.sizes(), drafts, features: None };
+    let spec = CudaLaneSpec { shares: vec![Share::whole(&gpu)], sizes, drafts, features: None };
     let mut backend = CudaBackend::new(model.clone(), &spec).expect("address space");
     if let Some(slot) = slot {
         backend.join(slot).expect("all ranks join");

@@ -38,7 +38,7 @@ const RAMP: f64 = 3.2;
 /// Share of the bandwidth that a kernel gets which reads one thing after the other: assumed.
 const STREAMING: f64 = 0.85;
 /// Share of the tensor cores' rate that products of many rows reach: 620 TFLOP/s of an H100, of cublasLt's published figures.
-const PRODUCTS: f64 = 620.0 / 989.0;
+pub(crate) const PRODUCTS: f64 = 620.0 / 989.0;
 /// Share of it that attention reaches by mma.sync: some 300 TFLOP/s of an H100, by FlashAttention-2's figures.
 const ATTENTION: f64 = 300.0 / 989.0;
 /// A block of attention goes through its positions in stages of 64, 32 KiB of heads of 128; an SM draws some 65 bytes in a nanosecond: assumed.
@@ -84,8 +84,8 @@ pub(crate) fn takes(gpu: &Gpu, step: &Step) -> f64 {
     let of_operations = |operations: f64, share: f64| operations / (share * gpu.flops) * 1e6;
     match step.work {
         Work::Moves { read, written } => RAMP + of_bytes(read + written),
-        Work::Product { read, written, operations, tails } => {
-            let busy = f64::max(of_bytes(read), of_operations(operations, PRODUCTS));
+        Work::Product { read, written, operations, share, tails } => {
+            let busy = f64::max(of_bytes(read), of_operations(operations, share));
             // A tile is written when all of it is summed: no other work of its SM is assumed to hide that.
             RAMP_OF_PRODUCT + busy + of_bytes(written) + tails * RAMP
         }

@@ -94,11 +94,12 @@ fn whatever_changes_a_cost_changes_the_key() {
     };
     let weights = || [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)];
     let of = |device: &DeviceSpec, [block_size, max_rows, max_context]: [usize; 3]| {
-        let spec = ProfileSpec { device, block_size, max_rows, max_context };
+        let spec = ProfileSpec { device, block_size, max_rows, max_context, deterministic: false };
         Key::new(&spec, &machine("a cpu"), weights())
     };
     let sizes = [16, 64, 64];
-    let spec = ProfileSpec { device: &one, block_size: 16, max_rows: 64, max_context: 64 };
+    let spec =
+        ProfileSpec { device: &one, block_size: 16, max_rows: 64, max_context: 64, deterministic: false };
     let other = Weights::of_synthetic(&SyntheticSpec { seed: 2, ..shape.clone() });
     let key = of(&one, sizes);
     assert_eq!(key, of(&one, sizes));
@@ -106,6 +107,7 @@ fn whatever_changes_a_cost_changes_the_key() {
         of(&device(&draft, &[0, 1], Isa::Portable), sizes),
         of(&device(&draft, &[0], Isa::Avx2), sizes),
         of(&device(&target, &[0], Isa::Portable), sizes),
+        Key::new(&ProfileSpec { deterministic: true, ..spec }, &machine("a cpu"), weights()),
         of(&one, [16, 65, 64]),
         of(&one, [8, 64, 64]),
         of(&one, [16, 64, 32]),
@@ -162,7 +164,13 @@ fn a_gpus_key_has_what_changes_its_costs() {
             nodes: None,
             own_ranks: None,
         });
-        let spec = ProfileSpec { device: &device, block_size: 16, max_rows: 64, max_context: 64 };
+        let spec = ProfileSpec {
+            device: &device,
+            block_size: 16,
+            max_rows: 64,
+            max_context: 64,
+            deterministic: false,
+        };
         Key::new(&spec, &machine, [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)])
     };
     let of = |change: &dyn Fn(&mut GpuInfo), draft_sms: &[u32], host: &str| over(1, change, draft_sms, host);
