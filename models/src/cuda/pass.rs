@@ -367,9 +367,11 @@ impl CudaPasses {
         let text = rows - of_blocks;
         let last_seen = if sees.is_empty() { positions } else { &sees };
         let mut tiles = Vec::new();
-        let attends =
-            chunks.iter().map(|chunk| &last_seen[chunk.first as usize..][..attending(chunk) as usize]);
-        Tile::cover(attends, plan, group, tile_queries, &mut tiles);
+        let attends = |chunk: &Chunk| match attending(chunk) as usize {
+            0 => &[],
+            rows => &last_seen[chunk.first as usize..][..rows],
+        };
+        Tile::cover(chunks.iter().map(attends), plan, group, tile_queries, &mut tiles);
         tiles.resize(up_to(CudaSizes::bucket(tiles.len()), tiles.len()), Tile::PADDING);
 
         let arena = &mut self.input;
