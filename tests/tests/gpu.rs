@@ -107,6 +107,35 @@ fn every_policy_streams_the_cpus_text() {
 }
 
 #[test]
+fn deterministic_passes_in_bf16_give_a_seed_its_text_whatever_is_beside_it() {
+    let name = "deterministic_passes_in_bf16_give_a_seed_its_text_whatever_is_beside_it";
+    let Some(variables) = variables(name, &[]) else { return };
+    let pair = PAIR.replace("dtype: f32", "dtype: bf16");
+    let device = "device: {kind: 'cuda:0', partitions: [16], deterministic: true}\n";
+    let alone = pair.replace("max_running: 3", "max_running: 1");
+    let expected =
+        texts(&Server::start_with(&format!("{alone}{device}speculation: {{policy: off}}\n"), &variables));
+    assert!(expected.iter().all(|text| !text.is_empty()), "{expected:?}");
+    for policy in ["off", "fixed:4"] {
+        let server =
+            Server::start_with(&format!("{pair}{device}speculation: {{policy: '{policy}'}}\n"), &variables);
+        assert_eq!(texts(&server), expected, "{policy}");
+        wait_until_idle(server.client());
+        server.stop();
+    }
+    // cublasLt would have the products of such a width.
+    let odd = pair.replace("intermediate: 32", "intermediate: 40");
+    let yaml = format!("{odd}{device}speculation: {{policy: faser}}\n");
+    let output = run(&["check"], &Config::new(&yaml), &variables);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(
+        err.contains("`intermediate_size` is 40") && err.contains("`device.deterministic: false`"),
+        "{err}"
+    );
+}
+
+#[test]
 fn a_draft_on_every_gpu_divides_the_sequences_and_changes_no_text() {
     let name = "a_draft_on_every_gpu_divides_the_sequences_and_changes_no_text";
     let Some(variables) = variables(name, &[("FASER_FAKE_GPUS", "2")]) else { return };
