@@ -444,7 +444,7 @@ impl LanePasses {
             max_sequences: self.most_rows,
             max_context: self.context + 1,
             max_prune_checkpoints: 1,
-            deterministic: self.deterministic,
+            deterministic: self.deterministic && !self.drafts,
         }
     }
 }
@@ -459,6 +459,8 @@ impl PassLimits {
             blocks: needs.blocks,
             max_logit_rows: self.draft_logit_rows,
             max_chunks: engine.draft_chunks().saturating_mul(of_sequence),
+            // No text depends on what is proposed.
+            deterministic: false,
             ..self.cuda_verify(engine)
         }
     }

@@ -299,7 +299,7 @@ impl Random {
             max_context: MAX_CONTEXT,
             partitions: (0..self.between(1, PARTITIONS)).map(|_| self.costs()).collect(),
             target_layers: LAYERS,
-            deterministic: self.chance(40),
+            deterministic: max_running.is_multiple_of(2),
             speculation: SpeculationBounds {
                 suffix_bytes: if self.chance(70) { 1 << 16 } else { 0 },
                 ..SpeculationBounds::default()

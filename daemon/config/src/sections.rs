@@ -237,7 +237,7 @@ fn device(mut fields: Fields<'_>, model: &ModelSection, nodes: usize) -> Result<
     if deterministic && kind != DeviceKind::Cpu && tensor_parallel > 2 {
         let problem = format!(
             "cannot be had over {tensor_parallel} GPUs (`device.tensor_parallel`): from three on, NCCL adds up in an order that depends on how much \
-             there is to add. Split over 2 at most, or leave it out"
+             there is to add. Split over 2 at most, leave it out, or set `device.kind: cpu`"
         );
         return Err(fields.wrong("deterministic", problem));
     }

@@ -83,7 +83,9 @@ impl CudaSizes {
     /// than a row has change nothing.
     pub(super) fn plan_attention(&self, longest: u32, rows: usize) -> AttentionPlan {
         if self.deterministic {
-            return AttentionPlan::of_rows(self.max_context as u32);
+            // Where fewer splits are enough, those of all rows are the shortest there are: with more blocks they would be the same ones.
+            let [all, enough] = [self.max_context as u32, longest].map(AttentionPlan::of_rows);
+            return AttentionPlan { splits: enough.splits.next_power_of_two().min(all.splits), ..all };
         }
         let mut plan = AttentionPlan::new(longest);
         plan.splits = plan.splits.next_power_of_two();

@@ -19,8 +19,8 @@
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
-    Arena, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags, Graph,
-    LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, Tile,
+    Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
+    Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, Tile,
 };
 use faser_kernels::{BlockId, Rows};
 
@@ -32,7 +32,7 @@ use super::feature_buffers::{FeatureWriter, HeadBuffers};
 use super::recently_used::RecentlyUsed;
 use super::staged::{Beside, KnownChunk, RowArrays, Staged, Tail};
 use crate::block::last_seen;
-use crate::{ModelConfig, Shard};
+use crate::{LayerSpec, ModelConfig, Shard};
 
 /// The rows of a pass. Rows of a chunk stand together, in ascending positions, chunks in the order of their rows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -151,7 +151,7 @@ impl CudaPasses {
         let (rows, logit_rows, held) = (sizes.rows(), sizes.logit_rows(), model.element.bytes());
         let (hidden, q, kv) = (config.hidden, own.q_width(), own.kv_width());
         if sizes.deterministic && model.element == Element::Bf16 {
-            has_own_products(own)?;
+            has_own_products(own, rows)?;
         }
         let of_head = if config.head.is_some() { sizes.head_input_bytes() } else { 0 };
         let f32 = size_of::<f32>();
@@ -539,18 +539,31 @@ pub(super) struct Graphs(RecentlyUsed<Key, Option<Graph>>);
 // What is staged for a block table is for the kernels' blocks.
 const _: () = assert!(BLOCK_SIZE == 16);
 
-/// Looks whether all products of a shard can be those of our own kernels, which have the same bits for any number of rows.
-fn has_own_products(own: &ModelConfig) -> Result<(), CudaError> {
-    let widths = [
-        ("`hidden_size`", own.hidden),
-        ("`num_attention_heads` times `head_dim`", own.q_width()),
-        ("`intermediate_size`", own.activated_width()),
-    ];
-    match widths.into_iter().find(|(_, width)| !width.is_multiple_of(32)) {
-        None => Ok(()),
-        Some((what, width)) => Err(CudaError::Unfit(format!(
+/// Looks whether all products of a shard can be those of our own kernels, which have the same bits for any number of rows, and attention's grid holds their tiles.
+fn has_own_products(own: &ModelConfig, most_rows: usize) -> Result<(), CudaError> {
+    let of_layer = |layer: &LayerSpec| {
+        let width = layer.mlp.kind.dense_width(own.intermediate);
+        let shared = layer.mlp.kind.experts().is_some();
+        (if shared { "`shared_expert_intermediate_size`" } else { "`intermediate_size`" }, width)
+    };
+    let whole = [("`hidden_size`", own.hidden), ("`num_attention_heads` times `head_dim`", own.q_width())]
+        .into_iter();
+    let unfit = whole.chain(own.layers.iter().map(of_layer)).find(|(_, width)| !width.is_multiple_of(32));
+    if let Some((what, width)) = unfit {
+        return Err(CudaError::Unfit(format!(
             "{what} is {width} on a rank, which is no multiple of 32: cublasLt multiplies it, and its bits depend on the pass: write \
              `device.deterministic: false`"
-        ))),
+        )));
     }
+    let tiles = most_rows * (own.heads / own.kv_heads).div_ceil(AttentionArgs::FEWEST_QUERIES);
+    if tiles > MOST_TILES {
+        return Err(CudaError::Unfit(format!(
+            "passes of {most_rows} rows may have {tiles} tiles of 16 queries, and a grid holds {MOST_TILES}: lower `scheduler.max_pass_rows`, or \
+             write `device.deterministic: false`"
+        )));
+    }
+    Ok(())
 }
+
+/// Blocks of a grid in its third dimension.
+const MOST_TILES: usize = 65_535;
