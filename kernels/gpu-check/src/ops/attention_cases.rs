@@ -42,6 +42,21 @@ struct World {
 }
 
 impl Case {
+    /// Without a cap or sinks, from the first position on.
+    fn plain(
+        element: Element,
+        kv_heads: usize,
+        group: usize,
+        head_dim: usize,
+        window: Option<usize>,
+        split: u32,
+        sequences: &[(usize, usize)],
+    ) -> Case {
+        let sequences = sequences.to_vec();
+        let (first, soft_cap, sinks) = (0, None, Vec::new());
+        Case { element, kv_heads, group, head_dim, window, first, soft_cap, sinks, split, sequences }
+    }
+
     fn world(&self) -> World {
         let Case { kv_heads, group, head_dim, .. } = *self;
         let (heads, width) = (kv_heads * group, kv_heads * head_dim);
@@ -202,18 +217,7 @@ impl Case {
 const _: () = assert!(size_of::<Chunk>() == 16);
 
 pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
-    let case = |element, kv_heads, group, head_dim, window, split, sequences: &[(usize, usize)]| Case {
-        element,
-        kv_heads,
-        group,
-        head_dim,
-        window,
-        first: 0,
-        soft_cap: None,
-        sinks: Vec::new(),
-        split,
-        sequences: sequences.to_vec(),
-    };
+    let case = Case::plain;
     use Element::{Bf16, F32};
     let cases = [
         case(F32, 2, 2, 20, None, 64, &[(1, 1), (70, 3), (33, 1)]),
@@ -259,26 +263,17 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
 }
 
 pub(super) fn a_row_has_the_same_bits_alone_and_among_others(bench: &Bench<'_>) {
-    let case = |element, head_dim, split, window, sequences: &[(usize, usize)]| Case {
-        element,
-        kv_heads: 1,
-        group: 2,
-        head_dim,
-        window,
-        first: 0,
-        soft_cap: None,
-        sinks: Vec::new(),
-        split,
-        sequences: sequences.to_vec(),
+    let case = |element, head_dim, window, split, sequences: &[_]| {
+        Case::plain(element, 1, 2, head_dim, window, split, sequences)
     };
     for together in [
-        case(Element::F32, 20, 64, None, &[(140, 7), (30, 4)]),
-        case(Element::Bf16, 64, 64, None, &[(140, 7), (30, 4)]),
+        case(Element::F32, 20, None, 64, &[(140, 7), (30, 4)]),
+        case(Element::Bf16, 64, None, 64, &[(140, 7), (30, 4)]),
         // Splits of 256 positions, then of 512, whoever is beside.
-        case(Element::F32, 20, 0, None, &[(514, 7), (600, 1)]),
-        case(Element::Bf16, 64, 0, None, &[(514, 7), (1030, 2)]),
-        case(Element::Bf16, 32, 0, Some(300), &[(516, 7), (20, 1)]),
-        case(Element::Bf16, 48, 0, None, &[(514, 7)]),
+        case(Element::F32, 20, None, 0, &[(514, 7), (600, 1)]),
+        case(Element::Bf16, 64, None, 0, &[(514, 7), (1030, 2)]),
+        case(Element::Bf16, 32, Some(300), 0, &[(516, 7), (20, 1)]),
+        case(Element::Bf16, 48, None, 0, &[(514, 7)]),
     ] {
         let world = together.world();
         let all = together.run(bench, &world, 0, 14);
