@@ -6,12 +6,12 @@
 // groups' places already. A row's bits are those of matmul.cu with the matrix of its expert, whatever rows stand beside it.
 struct ExpertsArgs {
     const void *x; // [..][inputs] of the type of w
-    const void *w; // [experts][outputs][inputs]
+    const void *w; // [experts][outputs][inputs], or the records of one expert after the other
     const float *bias; // [experts][outputs], or null
     void *out; // by places: f32 [..][outputs]; activated, of the type of w, [..][half of the outputs]
     const u32 *hit, *experts, *starts; // the groups: see route.cu
     const u32 *group_rows; // which row of `x` stands in a place; or null: it is that of the place
-    u32 inputs, outputs, activation;
+    u32 inputs, outputs, activation, form; // of w, where it is in records (records.cuh)
 };
 
 template <typename T> DEVICE const T *row_of(const ExpertsArgs &a, u32 place) { return (const T *)a.x + (size_t)(a.group_rows ? a.group_rows[place] : place) * a.inputs; }
@@ -28,13 +28,24 @@ template <typename T, bool GATED> DEVICE void keep(const ExpertsArgs &a, u32 exp
     }
 }
 
-template <u32 TILES, bool GATED> DEVICE void experts_tiles(const ExpertsArgs &a) {
+// The weights of an expert.
+DEVICE void weights_of(const ExpertsArgs &a, u32 expert, const bf16 *&w) { w = (const bf16 *)a.w + (size_t)expert * a.outputs * a.inputs; }
+template <typename Records> DEVICE void records_of(const ExpertsArgs &a, u32 expert, Records &w) {
+    const u32 of_eight = (a.inputs / STEP + RECORD_STEPS - 1) / RECORD_STEPS;
+    w.records = (const u32 *)a.w + (size_t)expert * (a.outputs / 8) * of_eight * w.words();
+}
+DEVICE void weights_of(const ExpertsArgs &a, u32 expert, FourBits &w) { w.form = a.form, records_of(a, expert, w); }
+DEVICE void weights_of(const ExpertsArgs &a, u32 expert, Fp8 &w) { records_of(a, expert, w); }
+DEVICE void weights_of(const ExpertsArgs &a, u32 expert, Int8 &w) { records_of(a, expert, w); }
+
+template <u32 TILES, bool GATED, typename W = const bf16 *> DEVICE void experts_tiles(const ExpertsArgs &a) {
     __shared__ float parts[WARPS][TILES][4][WARP];
     constexpr u32 OWN = GATED ? OUTPUTS / 2 : OUTPUTS;
     const u32 all = GATED ? a.outputs / 2 : a.outputs, tiles = (all + OWN - 1) / OWN, items = *a.hit * tiles;
     for (u32 item = blockIdx.x; item < items; item += gridDim.x) {
         const u32 group = item / tiles, expert = a.experts[group], end = a.starts[group + 1];
-        const bf16 *w = (const bf16 *)a.w + (size_t)expert * a.outputs * a.inputs;
+        W w;
+        weights_of(a, expert, w);
         for (u32 first = a.starts[group]; first < end; first += TILES * 8) {
             const u32 rows = end - first < TILES * 8 ? end - first : TILES * 8;
             const bf16 *x[TILES];
@@ -52,6 +63,18 @@ KERNEL(256, 80, 3) experts_8(ExpertsArgs a) { experts_tiles<1, false>(a); }
 KERNEL(256, 80, 3) experts_32(ExpertsArgs a) { experts_tiles<4, false>(a); }
 KERNEL(256, 80, 3) experts_activate_8(ExpertsArgs a) { experts_tiles<1, true>(a); }
 KERNEL(256, 80, 3) experts_activate_32(ExpertsArgs a) { experts_tiles<4, true>(a); }
+KERNEL(256, 80, 3) experts_8_int4(ExpertsArgs a) { experts_tiles<1, false, FourBits>(a); }
+KERNEL(256, 128, 2) experts_32_int4(ExpertsArgs a) { experts_tiles<4, false, FourBits>(a); }
+KERNEL(256, 80, 3) experts_activate_8_int4(ExpertsArgs a) { experts_tiles<1, true, FourBits>(a); }
+KERNEL(256, 128, 2) experts_activate_32_int4(ExpertsArgs a) { experts_tiles<4, true, FourBits>(a); }
+KERNEL(256, 80, 3) experts_8_fp8(ExpertsArgs a) { experts_tiles<1, false, Fp8>(a); }
+KERNEL(256, 128, 2) experts_32_fp8(ExpertsArgs a) { experts_tiles<4, false, Fp8>(a); }
+KERNEL(256, 80, 3) experts_activate_8_fp8(ExpertsArgs a) { experts_tiles<1, true, Fp8>(a); }
+KERNEL(256, 128, 2) experts_activate_32_fp8(ExpertsArgs a) { experts_tiles<4, true, Fp8>(a); }
+KERNEL(256, 80, 3) experts_8_int8(ExpertsArgs a) { experts_tiles<1, false, Int8>(a); }
+KERNEL(256, 128, 2) experts_32_int8(ExpertsArgs a) { experts_tiles<4, false, Int8>(a); }
+KERNEL(256, 80, 3) experts_activate_8_int8(ExpertsArgs a) { experts_tiles<1, true, Int8>(a); }
+KERNEL(256, 128, 2) experts_activate_32_int8(ExpertsArgs a) { experts_tiles<4, true, Int8>(a); }
 
 // f32, and widths for which there are no tiles: a warp for an output of a group.
 template <typename T, bool GATED> DEVICE void experts_plain(const ExpertsArgs &a) {

@@ -13,12 +13,14 @@ struct MatmulArgs {
     const float *bias; // or null
     float *out; // [rows][outputs]
     const u32 *rows;
-    u32 inputs, outputs, add, form; // of w, where it is of 4 bits (four_bits.cuh)
+    u32 inputs, outputs, add, form; // of w, where it is of 4 bits (records.cuh)
 };
 
 typedef const bf16 *Bf16Rows;
 DEVICE void weights_of(const MatmulArgs &a, Bf16Rows &w) { w = (Bf16Rows)a.w; }
 DEVICE void weights_of(const MatmulArgs &a, FourBits &w) { w.records = (const u32 *)a.w, w.form = a.form; }
+DEVICE void weights_of(const MatmulArgs &a, Fp8 &w) { w.records = (const u32 *)a.w; }
+DEVICE void weights_of(const MatmulArgs &a, Int8 &w) { w.records = (const u32 *)a.w; }
 
 DEVICE void finish(const MatmulArgs &a, u32 r, u32 output, float sum) {
     float *out = a.out + (size_t)r * a.outputs + output;
@@ -115,6 +117,26 @@ KERNEL(256, 112, 2) matmul_16_int4_norm(MatmulNormArgs a) { matmul_norm<2, FourB
 KERNEL(256, 80, 3) matmul_8_int4_heads(MatmulHeadsArgs a) { matmul_heads<1, FourBits>(a); }
 KERNEL(256, 80, 3) matmul_16_int4_heads(MatmulHeadsArgs a) { matmul_heads<2, FourBits>(a); }
 
+// And of FP8.
+KERNEL(256, 80, 3) matmul_8_fp8(MatmulArgs a) { matmul_alone<1, Fp8>(a); }
+KERNEL(256, 80, 3) matmul_16_fp8(MatmulArgs a) { matmul_alone<2, Fp8>(a); }
+KERNEL(256, 80, 3) matmul_8_fp8_activate(MatmulActivateArgs a) { matmul_activate<1, Fp8>(a); }
+KERNEL(256, 80, 3) matmul_16_fp8_activate(MatmulActivateArgs a) { matmul_activate<2, Fp8>(a); }
+KERNEL(256, 80, 3) matmul_8_fp8_norm(MatmulNormArgs a) { matmul_norm<1, Fp8>(a); }
+KERNEL(256, 80, 3) matmul_16_fp8_norm(MatmulNormArgs a) { matmul_norm<2, Fp8>(a); }
+KERNEL(256, 80, 3) matmul_8_fp8_heads(MatmulHeadsArgs a) { matmul_heads<1, Fp8>(a); }
+KERNEL(256, 80, 3) matmul_16_fp8_heads(MatmulHeadsArgs a) { matmul_heads<2, Fp8>(a); }
+
+// And of int8.
+KERNEL(256, 80, 3) matmul_8_int8(MatmulArgs a) { matmul_alone<1, Int8>(a); }
+KERNEL(256, 128, 2) matmul_16_int8(MatmulArgs a) { matmul_alone<2, Int8>(a); }
+KERNEL(256, 80, 3) matmul_8_int8_activate(MatmulActivateArgs a) { matmul_activate<1, Int8>(a); }
+KERNEL(256, 80, 3) matmul_16_int8_activate(MatmulActivateArgs a) { matmul_activate<2, Int8>(a); }
+KERNEL(256, 80, 3) matmul_8_int8_norm(MatmulNormArgs a) { matmul_norm<1, Int8>(a); }
+KERNEL(256, 128, 2) matmul_16_int8_norm(MatmulNormArgs a) { matmul_norm<2, Int8>(a); }
+KERNEL(256, 80, 3) matmul_8_int8_heads(MatmulHeadsArgs a) { matmul_heads<1, Int8>(a); }
+KERNEL(256, 128, 2) matmul_16_int8_heads(MatmulHeadsArgs a) { matmul_heads<2, Int8>(a); }
+
 // More rows than these, 32 at a time: a block goes on with them while the tile's weights are in the cache.
 template <typename W> DEVICE void matmul_32(const MatmulArgs &a) {
     __shared__ float parts[WARPS][4][4][WARP];
@@ -133,6 +155,8 @@ template <typename W> DEVICE void matmul_32(const MatmulArgs &a) {
 }
 KERNEL(256, 128, 2) matmul_32_bf16(MatmulArgs a) { matmul_32<Bf16Rows>(a); }
 KERNEL(256, 128, 2) matmul_32_int4(MatmulArgs a) { matmul_32<FourBits>(a); }
+KERNEL(256, 128, 2) matmul_32_fp8(MatmulArgs a) { matmul_32<Fp8>(a); }
+KERNEL(256, 128, 2) matmul_32_int8(MatmulArgs a) { matmul_32<Int8>(a); }
 
 // Many rows, each with the bits that it has among few: a block has 64 rows and 128 outputs, a warp sixteen of these. It goes through the inputs alone, and so through one
 // after the other of the parts that eight warps have of them above, and adds these in the same order. Rows come by cp.async, two steps of 64 at a time, three of these under way.
@@ -153,6 +177,8 @@ DEVICE void fetch_rows(WideRows &held, const MatmulArgs &a, u32 first, u32 rows,
 
 // A warp's weights, step after step: what it has of one, and of what follows already.
 struct WideBf16 {
+    static constexpr bool SCALES_SUMS = false;
+    static constexpr u32 SCALE_STEPS = 1;
     const bf16 *upper, *lower;
     uint4 next[2];
     u32 each;
@@ -167,27 +193,29 @@ struct WideBf16 {
         w[0] = next[0], w[1] = next[1];
         if (step + 1 < steps) next[0] = *(const uint4 *)(upper + (step + 1) * STEP), next[1] = *(const uint4 *)(lower + (step + 1) * STEP);
     }
+    __device__ __forceinline__ float scale(u32, u32) const { return 1.0f; }
 };
-struct WideFourBits {
+template <typename Records> struct WideRecords {
+    static constexpr bool SCALES_SUMS = Records::SCALES_SUMS;
+    static constexpr u32 SCALE_STEPS = Records::SCALE_STEPS;
+    Records records;
     const u32 *upper, *lower;
-    FourBitLane held[2];
-    u32 each, form;
-    __device__ __forceinline__ WideFourBits(const MatmulArgs &a, u32 output, u32 steps) {
-        const u32 records = (steps + RECORD_STEPS - 1) / RECORD_STEPS, eights = (a.outputs + 7) / 8;
+    typename Records::Lane held[2];
+    u32 each;
+    __device__ __forceinline__ WideRecords(const MatmulArgs &a, u32 output, u32 steps) {
+        weights_of(a, records);
+        const u32 count = (steps + RECORD_STEPS - 1) / RECORD_STEPS, eights = (a.outputs + 7) / 8;
         const u32 own = output / 8 < eights ? output / 8 : 0, other = own + 1 < eights ? own + 1 : own;
-        const size_t words = records * record_words(a.form);
-        upper = (const u32 *)a.w + own * words, lower = (const u32 *)a.w + other * words;
-        each = (records + WARPS - 1) / WARPS * RECORD_STEPS;
-        form = a.form;
+        const size_t words = count * (size_t)records.words();
+        upper = records.records + own * words, lower = records.records + other * words;
+        each = (count + WARPS - 1) / WARPS * RECORD_STEPS;
     }
     __device__ __forceinline__ void take(u32 step, u32, uint4 (&w)[2]) {
-        const u32 record = step / RECORD_STEPS;
-        if (step % RECORD_STEPS == 0) {
-            held[0] = load_record(upper + record * record_words(form), form);
-            held[1] = load_record(lower + record * record_words(form), form);
-        }
-        w[0] = widen_step(held[0], form, step % RECORD_STEPS), w[1] = widen_step(held[1], form, step % RECORD_STEPS);
+        const u32 at = step / RECORD_STEPS * records.words();
+        if (step % RECORD_STEPS == 0) held[0] = records.load(upper + at), held[1] = records.load(lower + at);
+        w[0] = records.widen(held[0], step % RECORD_STEPS), w[1] = records.widen(held[1], step % RECORD_STEPS);
     }
+    __device__ __forceinline__ float scale(u32 half, u32 step) const { return records.scale(held[half], step % RECORD_STEPS); }
 };
 
 template <typename W> DEVICE void matmul_64(const MatmulArgs &a) {
@@ -199,7 +227,8 @@ template <typename W> DEVICE void matmul_64(const MatmulArgs &a) {
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const u32 first = tile % across * WIDE_ROWS, output = tile / across * WIDE_OUTPUTS + warp() * OUTPUTS;
         W weights(a, output, steps);
-        float c[WIDE_TILES][4] = {}, sums[WIDE_TILES][4] = {};
+        float c[WIDE_TILES][4] = {}, sums[WIDE_TILES][4] = {}, of_scale[WIDE_TILES][4] = {};
+        float(&into)[WIDE_TILES][4] = W::SCALES_SUMS ? of_scale : c;
         const auto add_part = [&]() {
 #pragma unroll
             for (u32 n = 0; n < WIDE_TILES; n++) {
@@ -230,9 +259,10 @@ template <typename W> DEVICE void matmul_64(const MatmulArgs &a) {
 #pragma unroll
                 for (u32 n = 0; n < WIDE_TILES; n++) {
                     const uint4 b = held.of[s % WIDE_STAGES][d][n * 8 + g][t];
-                    multiply_add(c[n], near, b.x, b.y);
-                    multiply_add(c[n], far, b.z, b.w);
+                    multiply_add(into[n], near, b.x, b.y);
+                    multiply_add(into[n], far, b.z, b.w);
                 }
+                if (W::SCALES_SUMS && (step % W::SCALE_STEPS == W::SCALE_STEPS - 1 || step + 1 == steps)) add_scaled(c, of_scale, weights.scale(0, step), weights.scale(1, step));
             }
         }
         add_part();
@@ -249,4 +279,6 @@ template <typename W> DEVICE void matmul_64(const MatmulArgs &a) {
     }
 }
 KERNEL(256, 128, 2) matmul_64_bf16(MatmulArgs a) { matmul_64<WideBf16>(a); }
-KERNEL(256, 168, 1) matmul_64_int4(MatmulArgs a) { matmul_64<WideFourBits>(a); }
+KERNEL(256, 168, 1) matmul_64_int4(MatmulArgs a) { matmul_64<WideRecords<FourBits>>(a); }
+KERNEL(256, 200, 1) matmul_64_fp8(MatmulArgs a) { matmul_64<WideRecords<Fp8>>(a); }
+KERNEL(256, 200, 1) matmul_64_int8(MatmulArgs a) { matmul_64<WideRecords<Int8>>(a); }

@@ -45,6 +45,9 @@ DEVICE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 DEVICE u16 round_bf16(float x) { return emu::round_bf16(x); }
 DEVICE u32 round_pair(float low, float high) { return (u32)emu::round_bf16(high) << 16 | emu::round_bf16(low); }
 DEVICE float widen_half(u32 bits) { return emu::of_half((u16)bits); }
+DEVICE u32 multiply_pairs(u32 a, u32 b) {
+    return round_pair(emu::of_bf16(a & 0xffff) * emu::of_bf16(b & 0xffff), emu::of_bf16(a >> 16) * emu::of_bf16(b >> 16));
+}
 DEVICE float exp2_fast(float x) { return emu::exp2(x); }
 #else
 // Rounded to nearest even.
@@ -63,6 +66,12 @@ DEVICE u32 round_pair(float low, float high) {
 DEVICE float widen_half(u32 bits) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((u16)bits));
+    return y;
+}
+// Two bf16 times two others.
+DEVICE u32 multiply_pairs(u32 a, u32 b) {
+    u32 y;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(0x80008000u));
     return y;
 }
 // 2 to the x, about 2 ulp; 2^-inf is 0.

@@ -11,10 +11,13 @@ pub enum Dtype {
     /// The upper half of an f32.
     Bf16,
     /// Whole numbers from -127 to 127 with a scale for each output and 32 inputs: weight matrices alone can be held so, see
-    /// [`Matrix`](crate::Matrix). Activations are quantised in the same way on their way into a product.
+    /// [`Matrix`](crate::Matrix). On CPUs activations are quantised in the same way on their way into a product.
     Int8,
+    /// Floating-point numbers of 8 bits (E4M3) with a scale for each output and 128 inputs: weight matrices on GPUs alone can be held so, see
+    /// [`EightBitRecords`](crate::EightBitRecords). Activations are bf16.
+    Fp8,
     /// Whole numbers of 4 bits with a scale for each output and 32 inputs, in some matrices of GGUF files a minimum too: weight matrices
-    /// alone can be held so, see [`Matrix`](crate::Matrix). Activations are quantised as for int8.
+    /// alone can be held so, see [`Matrix`](crate::Matrix). On CPUs activations are quantised as for int8.
     Int4,
 }
 
@@ -26,17 +29,18 @@ impl Dtype {
             Dtype::F32 => "f32",
             Dtype::Bf16 => "bf16",
             Dtype::Int8 => "int8",
+            Dtype::Fp8 => "fp8",
             Dtype::Int4 => "int4",
         }
     }
 
-    /// Bits of one number; of whole numbers without its share of a scale.
+    /// Bits of one number, without its share of a scale.
     #[must_use]
     pub fn bits(self) -> usize {
         match self {
             Dtype::F32 => 32,
             Dtype::Bf16 => 16,
-            Dtype::Int8 => 8,
+            Dtype::Int8 | Dtype::Fp8 => 8,
             Dtype::Int4 => 4,
         }
     }
@@ -47,12 +51,18 @@ impl Dtype {
         self.bits().div_ceil(8)
     }
 
-    /// In what the embedding and KV memory of a model are held whose matrices are held in this: bf16 beside whole numbers, else the same.
+    /// Whether GPUs hold projections of layers in [records](crate::WeightRecords), where this is asked for, or what their files have so.
+    #[must_use]
+    pub fn is_in_records(self) -> bool {
+        matches!(self, Dtype::Int8 | Dtype::Fp8 | Dtype::Int4)
+    }
+
+    /// In what the embedding and KV memory of a model are held whose matrices are held in this: bf16 beside 8 and 4 bits, else the same.
     #[must_use]
     pub fn beside(self) -> Dtype {
         match self {
             Dtype::F32 => Dtype::F32,
-            Dtype::Bf16 | Dtype::Int8 | Dtype::Int4 => Dtype::Bf16,
+            Dtype::Bf16 | Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 => Dtype::Bf16,
         }
     }
 }
@@ -71,6 +81,7 @@ impl FromStr for Dtype {
             "f32" => Ok(Dtype::F32),
             "bf16" => Ok(Dtype::Bf16),
             "int8" => Ok(Dtype::Int8),
+            "fp8" => Ok(Dtype::Fp8),
             "int4" => Ok(Dtype::Int4),
             _ => Err(KernelError::UnknownDtype { name: name.to_owned() }),
         }

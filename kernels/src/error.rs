@@ -32,12 +32,12 @@ pub enum KernelError {
         available: String,
     },
     /// No such weight type.
-    #[error("unknown dtype `{name}`: choose bf16, f32, int8 or int4")]
+    #[error("unknown dtype `{name}`: choose bf16, f32, int8, fp8 or int4")]
     UnknownDtype {
         /// The name given.
         name: String,
     },
-    /// Whole numbers where they cannot be.
+    /// Numbers of few bits where they cannot be.
     #[error("{what} cannot be held in {dtype}, weight matrices alone can: choose bf16 or f32 for it")]
     MatricesAlone {
         /// What was to be held.
@@ -45,7 +45,10 @@ pub enum KernelError {
         /// In what.
         dtype: &'static str,
     },
-    /// A weight that whole numbers cannot stand for.
+    /// Weights in FP8 on a CPU.
+    #[error("fp8 weights run on GPUs alone: choose int8, int4 or bf16")]
+    Fp8OnCpu,
+    /// A weight that numbers of few bits cannot stand for.
     #[error(
         "a weight is {value}, which {dtype} cannot hold (at most {most}, and finite): choose bf16 or f32"
     )]

@@ -232,7 +232,7 @@ fn partitions_are_pairs_of_complements_and_products_are_chosen_for_each() {
                 inputs: 2,
                 outputs: 3,
                 add,
-                four_bits: None,
+                records: None,
             };
             lane.multiply(&product).unwrap();
             lane.multiply(&Product { bias: Ptr::NULL, ..product }).unwrap();

@@ -86,7 +86,7 @@ impl fmt::Display for Machine {
 /// Chooses. Asks the machine only if the config does not settle it.
 ///
 /// # Errors
-/// A GPU was named that cannot be used; says what is missing.
+/// A GPU was named that cannot be used, or weights are of a kind that the CPU has not got; says what is missing.
 pub fn choose(config: &Config) -> Result<Chosen, ConfigError> {
     choose_with(config, |ordinal| {
         let gpu = probe_one(ordinal)?;
@@ -108,11 +108,15 @@ fn choose_with(
         let gpus = ordinals.iter().map(|gpu| probe(*gpu)).collect::<Result<Vec<GpuInfo>, _>>()?;
         alike(&gpus).map(|()| gpus)
     };
+    let cpu = |why: Option<String>| {
+        config.fits_cpu(why.as_deref())?;
+        Ok(Chosen::Cpu { why })
+    };
     match config.device.kind {
-        DeviceKind::Cpu => Ok(Chosen::Cpu { why: None }),
+        DeviceKind::Cpu => cpu(None),
         DeviceKind::Auto => match usable() {
             Ok(gpus) => Ok(Chosen::Gpus(gpus)),
-            Err(why) => Ok(Chosen::Cpu { why: Some(why.to_string()) }),
+            Err(why) => cpu(Some(why.to_string())),
         },
         DeviceKind::Cuda(_) => {
             let numbers: Vec<String> = ordinals.iter().map(ToString::to_string).collect();
@@ -176,14 +180,18 @@ mod tests {
         let Ok(Chosen::Cpu { why: Some(why) }) = chosen("", false) else { panic!("no CPU") };
         assert!(why.contains("libcuda.so.1 is not found") && why.contains("install"), "{why}");
         assert_eq!(chosen("device: {kind: cpu}", true), Ok(Chosen::Cpu { why: None }));
-        for text in
-            ["model: {dtype: int4}", "model: {dtype: int4, draft_dtype: bf16}", "model: {draft_dtype: int4}"]
-        {
+        for text in [
+            "model: {dtype: int4}",
+            "model: {dtype: int4, draft_dtype: bf16}",
+            "model: {draft_dtype: int4}",
+            "model: {dtype: fp8}",
+            "model: {dtype: int8, draft_dtype: fp8}",
+            "model: {dtype: fp8, draft_dtype: int4}",
+        ] {
             assert_eq!(chosen(text, true), Ok(Chosen::Gpus(vec![gpu(0)])), "{text}");
         }
         for (text, problem) in [
-            ("model: {dtype: int8}", "int8"),
-            ("model: {draft_dtype: int8}", "`model.draft_dtype`"),
+            ("model: {dtype: f32, draft_dtype: int8}", "`model.draft_dtype`"),
             ("model: {dtype: int4, draft_dtype: f32}", "`model.draft_dtype`"),
             ("kv: {cache_dtype: int8}", "`kv.cache_dtype: int8` is for the CPU alone"),
             ("kv: {block_size: 32}", "block_size"),
@@ -195,6 +203,18 @@ mod tests {
         ] {
             let Ok(Chosen::Cpu { why: Some(why) }) = chosen(text, true) else { panic!("{text}") };
             assert!(why.contains(problem), "{why}");
+        }
+        for (text, found, problem) in [
+            (
+                "model: {dtype: fp8}\ndevice: {kind: cpu}",
+                true,
+                "`model.dtype: fp8` runs on GPUs alone. On the CPU choose",
+            ),
+            ("model: {draft_dtype: fp8}", false, "libcuda.so.1 is not found"),
+            ("model: {dtype: fp8}\nkv: {block_size: 32}", true, "block_size"),
+        ] {
+            let refusal = chosen(text, found).unwrap_err();
+            assert!(refusal.contains(problem) && refusal.contains("fp8"), "{refusal}");
         }
     }
 
@@ -212,7 +232,7 @@ mod tests {
             "{refusal}"
         );
         assert!(refusal.contains("`auto` or `cpu`"), "{refusal}");
-        let refusal = chosen("device: {kind: 'cuda:0'}\nmodel: {dtype: int8}", true).unwrap_err();
-        assert!(refusal.contains("choose bf16"), "{refusal}");
+        let refusal = chosen("device: {kind: 'cuda:0'}\nkv: {cache_dtype: int8}", true).unwrap_err();
+        assert!(refusal.contains("choose auto"), "{refusal}");
     }
 }

@@ -98,7 +98,7 @@ fn words() -> String {
 
 /// Reads a type of a draft's weights; none of `auto`.
 pub(super) fn dtype(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<Dtype>, FieldError> {
-    Ok(fields.word(name, &["auto", "bf16", "f32", "int8", "int4"])?.and_then(|word| word.parse().ok()))
+    Ok(fields.word(name, &["auto", "bf16", "f32", "int8", "fp8", "int4"])?.and_then(|word| word.parse().ok()))
 }
 
 /// Switches the sources that a list names on and the others off; `speculation`, which is read already, must not say otherwise.

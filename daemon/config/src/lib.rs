@@ -124,17 +124,31 @@ impl Config {
         self.kv.cache_dtype.unwrap_or(dtype.beside())
     }
 
+    /// Whether a pair can be held by the CPU as the config says; `why` it is not on GPUs is told with what is wrong.
+    ///
+    /// # Errors
+    /// Weights are of a kind that has no kernels there.
+    pub fn fits_cpu(&self, why: Option<&str>) -> Result<(), ConfigError> {
+        let keys = [("model.dtype", Some(self.model.dtype)), ("model.draft_dtype", self.model.draft_dtype)];
+        match keys.into_iter().find(|(_, dtype)| *dtype == Some(Dtype::Fp8)) {
+            None => Ok(()),
+            Some((key, _)) => {
+                let there = why.map_or_else(String::new, |why| format!(", and none is used here: {why}"));
+                let message =
+                    format!("`{key}: fp8` runs on GPUs alone{there}. On the CPU choose int8, int4 or bf16");
+                Err(ConfigError { place: None, message })
+            }
+        }
+    }
+
     /// Whether a pair can be held on GPUs as the config says, whichever they are.
     pub fn fits_gpus(&self) -> Result<(), CudaError> {
         let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
         let dtype = self.model.dtype;
-        if dtype == Dtype::Int8 {
-            return unfit("`model.dtype: int8` runs on the CPU alone: choose bf16 or int4");
-        }
         // Both lanes' kernels are of one element.
-        let fits = |draft: Dtype| draft != Dtype::Int8 && draft.beside() == dtype.beside();
+        let fits = |draft: Dtype| draft.beside() == dtype.beside();
         if !self.model.draft_dtype.is_none_or(fits) {
-            let problem = "on GPUs a draft is held as its target, or one of both in bf16 and the other in int4: leave `model.draft_dtype` out, \
+            let problem = "on GPUs a draft is in f32 if its target is, and else is not: leave `model.draft_dtype` out, \
                            or set `device.kind: cpu`";
             return unfit(problem);
         }

@@ -104,7 +104,7 @@ fn model(
         None => named,
     };
     let dtype = fields
-        .word("dtype", &["bf16", "f32", "int8", "int4"])?
+        .word("dtype", &["bf16", "f32", "int8", "fp8", "int4"])?
         .and_then(|word| word.parse().ok())
         .unwrap_or(Dtype::Bf16);
     let draft_dtype = draft_key::dtype(&mut fields, "draft_dtype")?;

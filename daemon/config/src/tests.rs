@@ -174,7 +174,8 @@ fn whole_numbers_are_chosen_by_name_alone() {
     assert_eq!(dtype("model: {dtype: int8}\n"), Dtype::Int8);
     assert_eq!([dtype(""), dtype("model: {dtype: null}\n")], [Dtype::Bf16; 2]);
     assert_eq!(dtype("model: {dtype: int4}\n"), Dtype::Int4);
-    assert!(refusal("model: {dtype: int2}\n").contains("`int8`, `int4`"));
+    assert_eq!(dtype("model: {dtype: fp8}\n"), Dtype::Fp8);
+    assert!(refusal("model: {dtype: int2}\n").contains("`int8`, `fp8`, `int4`"));
     let kv = |text| {
         let config = read(text).unwrap();
         config.kv_dtype(config.model.dtype)
@@ -187,7 +188,7 @@ fn whole_numbers_are_chosen_by_name_alone() {
     assert_eq!([draft(""), draft("model: {draft_dtype: auto}\n")], [None; 2]);
     assert_eq!(draft("model: {dtype: f32, draft_dtype: int8}\n"), Some(Dtype::Int8));
     assert_eq!(draft("model: {draft_dtype: int4}\n"), Some(Dtype::Int4));
-    assert!(refusal("model: {draft_dtype: fp8}\n").contains("`model.draft_dtype` must be one of `auto`"));
+    assert!(refusal("model: {draft_dtype: int2}\n").contains("`model.draft_dtype` must be one of `auto`"));
     let idle = refusal("model: {draft: none, draft_dtype: int8}\n");
     assert!(idle.contains("`model.draft_dtype` is for a draft model, and there is none"), "{idle}");
 }
@@ -224,7 +225,7 @@ fn a_draft_is_named_alone_with_keys_or_in_a_list() {
         ("model: {draft: [[demo]]}", "`model.draft[0]` must be a folder"),
         ("model: {draft: {dtype: int8}}", "`model.draft.path` is missing"),
         ("model: {draft: {path: demo, lookup: true}}", "`model.draft.lookup` is unknown"),
-        ("model: {draft: {path: demo, dtype: fp8}}", "`model.draft.dtype` must be one of"),
+        ("model: {draft: {path: demo, dtype: int2}}", "`model.draft.dtype` must be one of"),
         ("model: {target: a, draft: [b, lookup, {path: c}]}", "`model.draft[2]` names a second draft model"),
         ("model: {draft: [demo, none]}", "`model.draft[1]` names `none` beside a draft model"),
         (

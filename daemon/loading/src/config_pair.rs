@@ -167,13 +167,17 @@ fn quantised(
 ) -> Result<Option<String>, ModelError> {
     let WeightSource::Folder(path, model) = source else { return Ok(None) };
     let Some(quantisation) = model.quantised else { return Ok(None) };
-    let OwnBits { kept, on_gpu: kept_there, others, why } = model.own_bits(path)?;
+    let OwnBits { kept, on_gpu: kept_there, others, why, fp8_on_gpu } = model.own_bits(path)?;
     // In int4, and what the others are then.
     let all = kept + others;
     let (kept, beside) = if on_gpu { (kept_there, Dtype::Bf16) } else { (kept, Dtype::Int8) };
     let others = all - kept;
     if all == 0 {
-        let held = if dtype == Dtype::Int4 { beside } else { dtype };
+        let held = match dtype {
+            Dtype::Int4 => beside,
+            _ if on_gpu => dtype.beside(),
+            _ => dtype,
+        };
         return Ok(Some(format!(
             "{which}: `quantization_config` is there, and no matrix is quantised: held in {held}"
         )));
@@ -185,6 +189,14 @@ fn quantised(
             format!("{which}: {kept} matrices are held in their own 4 bits, {others} in {beside}{why}")
         }
         (Dtype::Int4, _) => format!("{which}: {kept} matrices are held in their own 4 bits"),
+        (Dtype::Fp8, _) => {
+            let others = all - fp8_on_gpu;
+            let widened = if others > 0 { format!(", {others} in bf16") } else { String::new() };
+            format!("{which}: {fp8_on_gpu} matrices are held in their own 8 bits (FP8){widened}")
+        }
+        _ if on_gpu && fp8_on_gpu > 0 => format!(
+            "{which}: quantised matrices are widened to {dtype} as they are loaded; `model.dtype: fp8` holds {fp8_on_gpu} of {all} in their own 8 bits"
+        ),
         (_, 0) if quantisation.has_four_bits() => {
             format!("{which}: quantised matrices are widened to {dtype} as they are loaded{why}")
         }

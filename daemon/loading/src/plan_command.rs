@@ -263,7 +263,7 @@ fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<Str
     let unfit = config.fits_gpus().err().map(|error| error.to_string());
     // One pair of several has GPUs that are its own; alone it may have the best.
     let own = config.device.others_gpus.as_ref().map(|_| config.device.gpus());
-    Ok(match &config.device.kind {
+    let found = match &config.device.kind {
         DeviceKind::Cpu => (cpu(), Vec::new()),
         DeviceKind::Auto if count == 0 => (cpu(), topology.note.iter().cloned().collect()),
         DeviceKind::Auto => match (unfit, own) {
@@ -283,14 +283,19 @@ fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<Str
                 (None, Some(why)) => return Err(LoadError::PlanUnfit(why)),
             }
         }
-    })
+    };
+    if let PlanDevices::Cpu { .. } = found.0 {
+        config.fits_cpu(found.1.first().map(String::as_str))?;
+    }
+    Ok(found)
 }
 
 /// What takes less memory than this.
 fn smaller(dtype: Dtype, on_gpu: bool) -> &'static [Dtype] {
     match (dtype, on_gpu) {
-        (Dtype::F32, true) => &[Dtype::Bf16, Dtype::Int4],
-        (Dtype::Bf16, true) => &[Dtype::Int4],
+        (Dtype::F32, true) => &[Dtype::Bf16, Dtype::Fp8, Dtype::Int4],
+        (Dtype::Bf16, true) => &[Dtype::Fp8, Dtype::Int4],
+        (Dtype::Int8 | Dtype::Fp8, true) => &[Dtype::Int4],
         (Dtype::F32, false) => &[Dtype::Bf16, Dtype::Int8, Dtype::Int4],
         (Dtype::Bf16, false) => &[Dtype::Int8, Dtype::Int4],
         (Dtype::Int8, false) => &[Dtype::Int4],
@@ -408,7 +413,8 @@ impl<'a> Planned<'a> {
         if let Some(known) = self.known.borrow().get(&key) {
             return *known;
         }
-        let dtype = [Dtype::F32, Dtype::Int8, Dtype::Int4].into_iter().find(|held| held.to_string() == dtype);
+        let known = [Dtype::F32, Dtype::Int8, Dtype::Fp8, Dtype::Int4];
+        let dtype = known.into_iter().find(|held| held.to_string() == dtype);
         let bytes = self.computed(Shard::of(share.rank, share.ranks), dtype.unwrap_or(Dtype::Bf16));
         self.known.borrow_mut().insert(key, bytes);
         bytes

@@ -113,7 +113,7 @@ fn differing(lane: &mut CudaLane, setting: &Setting) -> Result<usize, CudaError>
             inputs: size,
             outputs: size,
             add: true,
-            four_bits: None,
+            records: None,
         })?;
         lane.launch(&ReadArgs { from: out.ptr(), sum, count: (size * size / 4) as u64 }.launch(sms))
     };

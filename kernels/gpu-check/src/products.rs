@@ -71,7 +71,7 @@ fn error(lane: &mut CudaLane, element: Element, setting: &Setting) -> Result<f64
             inputs,
             outputs,
             add: false,
-            four_bits: None,
+            records: None,
         };
         lane.multiply(&product)?;
         lane.fetch(&mut arena)?;
@@ -118,7 +118,7 @@ fn speed(lane: &mut CudaLane, setting: &Setting, report: &mut Report<'_>) -> Che
                 inputs,
                 outputs,
                 add: false,
-                four_bits: None,
+                records: None,
             })
         })?;
         report.timed(name(rows, "by cublasLt"), took * 1e6, "us", Some(floor));

@@ -44,7 +44,7 @@ pub fn rates(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
             inputs: size,
             outputs: size,
             add: false,
-            four_bits: None,
+            records: None,
         };
         let took = seconds(lane, setting.small, &mut |lane, _| lane.multiply(&product))?;
         let rate = 2.0 * (size as f64).powi(3) / took / 1e12;

@@ -2,6 +2,7 @@
 //! that a launch is the same for all passes of a bucket.
 
 use super::launch::{Element, Launch, Ptr, strided};
+use super::matmul_launches::of_form;
 use super::row_launches::RmsNormArgs;
 
 /// The logits of the experts, of rows as normalised; f32 in every variant.
@@ -108,7 +109,7 @@ impl RouteArgs {
 pub struct ExpertsArgs {
     /// The element's `[..][inputs]`.
     pub x: Ptr,
-    /// The element's `[experts][outputs][inputs]`.
+    /// The element's `[experts][outputs][inputs]`, or the [records](crate::WeightRecords) of one expert after the other.
     pub w: Ptr,
     /// f32 `[experts][outputs]`, or null.
     pub bias: Ptr,
@@ -128,28 +129,41 @@ pub struct ExpertsArgs {
     pub outputs: u32,
     /// Its place in [`crate::ops::Activation::ALL`], where they are.
     pub activation: u32,
+    /// Of weights in records their [form](super::form_of), else 0.
+    pub form: u32,
 }
 
 impl ExpertsArgs {
     /// Gate and up to what the activation makes of them.
     #[must_use]
     pub fn activate(self, element: Element, most: MostGroups, sms: u32) -> Launch<ExpertsArgs> {
-        let kernels =
-            ["experts_activate_f32", "experts_activate_bf16", "experts_activate_8", "experts_activate_32"];
-        self.launched(kernels, self.outputs / 2, 8, (element, most, sms))
+        let plain = ["experts_activate_f32", "experts_activate_bf16"];
+        let tiled = [
+            ["experts_activate_8", "experts_activate_32"],
+            ["experts_activate_8_int4", "experts_activate_32_int4"],
+            ["experts_activate_8_fp8", "experts_activate_32_fp8"],
+            ["experts_activate_8_int8", "experts_activate_32_int8"],
+        ];
+        self.launched(plain, tiled, self.outputs / 2, 8, (element, most, sms))
     }
 
     /// The projection back.
     #[must_use]
     pub fn launch(self, element: Element, most: MostGroups, sms: u32) -> Launch<ExpertsArgs> {
-        let kernels = ["experts_f32", "experts_bf16", "experts_8", "experts_32"];
-        self.launched(kernels, self.outputs, 16, (element, most, sms))
+        let tiled = [
+            ["experts_8", "experts_32"],
+            ["experts_8_int4", "experts_32_int4"],
+            ["experts_8_fp8", "experts_32_fp8"],
+            ["experts_8_int8", "experts_32_int8"],
+        ];
+        self.launched(["experts_f32", "experts_bf16"], tiled, self.outputs, 16, (element, most, sms))
     }
 
     /// `outputs` are written of each row, so many by a tile.
     fn launched(
         self,
-        [f32, bf16, few, more]: [&'static str; 4],
+        [f32, bf16]: [&'static str; 2],
+        tiled: [[&'static str; 2]; 4],
         outputs: u32,
         tile: u32,
         (element, most, sms): (Element, MostGroups, u32),
@@ -158,8 +172,7 @@ impl ExpertsArgs {
         let (kernel, each) = match element {
             Element::F32 => (f32, 8),
             Element::Bf16 if !self.inputs.is_multiple_of(32) => (bf16, 8),
-            Element::Bf16 if most.rows <= 8 => (few, tile),
-            Element::Bf16 => (more, tile),
+            Element::Bf16 => (of_form(self.form, tiled)[usize::from(most.rows > 8)], tile),
         };
         let blocks = strided(most.groups.saturating_mul(outputs.div_ceil(each)), sms, 8);
         Launch::new(kernel, [blocks, 1, 1], 256, self)

@@ -2,7 +2,7 @@
 
 use super::launch::{Element, Launch, Ptr, strided};
 use super::row_launches::{QkvArgs, RmsNormArgs};
-use crate::FourBitForm;
+use crate::{EightBitForm, FourBitForm, RecordForm};
 
 /// `out = x w^T + bias`, added to what `out` holds if asked.
 #[repr(C)]
@@ -24,7 +24,7 @@ pub struct MatmulArgs {
     pub outputs: u32,
     /// 1: add to `out`; 0: overwrite it.
     pub add: u32,
-    /// Of weights of 4 bits their [form](form_of), else 0.
+    /// Of weights in records their [form](form_of), else 0.
     pub form: u32,
 }
 
@@ -33,8 +33,8 @@ impl MatmulArgs {
     pub const MOST_ROWS: u32 = 16;
     /// Most rows that a block goes through with a tile of few outputs; of more it has many outputs and 64 rows.
     const MOST_OF_TILE: u32 = 128;
-    /// Most rows for which weights of 4 bits are not widened first: as many as make that worth its memory, by counting.
-    pub const MOST_FOUR_BIT_ROWS: u32 = 128;
+    /// Most rows for which weights in records are not widened first: as many as make that worth its memory, by counting.
+    pub const MOST_ROWS_OF_RECORDS: u32 = Self::MOST_OF_TILE;
 
     /// The element is that of `x` and `w`. In bf16 a row has the same bits whatever the number of rows.
     ///
@@ -46,17 +46,25 @@ impl MatmulArgs {
             let blocks = strided((most_rows * self.outputs).div_ceil(8), sms, 8);
             return Launch::new("matmul_f32", [blocks, 1, 1], 256, self);
         }
-        let of_form = |bf16, int4| if self.form > 0 { int4 } else { bf16 };
         assert!(self.inputs.is_multiple_of(32), "matmul: {} inputs", self.inputs);
         if most_rows > Self::MOST_OF_TILE {
             let tiles = self.outputs.div_ceil(128) * most_rows.div_ceil(64);
-            let kernel = of_form("matmul_64_bf16", "matmul_64_int4");
-            return Launch::new(kernel, [strided(tiles, sms, 2), 1, 1], 256, self);
+            let kernels = ["matmul_64_bf16", "matmul_64_int4", "matmul_64_fp8", "matmul_64_int8"];
+            return Launch::new(of_form(self.form, kernels), [strided(tiles, sms, 2), 1, 1], 256, self);
         }
         if most_rows > Self::MOST_ROWS {
-            return self.tiled(of_form("matmul_32_bf16", "matmul_32_int4"), sms, self);
+            return self.tiled(
+                of_form(self.form, ["matmul_32_bf16", "matmul_32_int4", "matmul_32_fp8", "matmul_32_int8"]),
+                sms,
+                self,
+            );
         }
-        let kernels = ["matmul_8_bf16", "matmul_16_bf16", "matmul_8_int4", "matmul_16_int4"];
+        let kernels = [
+            ["matmul_8_bf16", "matmul_16_bf16"],
+            ["matmul_8_int4", "matmul_16_int4"],
+            ["matmul_8_fp8", "matmul_16_fp8"],
+            ["matmul_8_int8", "matmul_16_int8"],
+        ];
         self.tensor(kernels, most_rows, sms, self)
     }
 
@@ -69,10 +77,10 @@ impl MatmulArgs {
     /// Outputs of a block.
     const TILE: u32 = 16;
 
-    /// On tensor cores, by the kernel for up to 8 or for up to 16 rows, of weights in bf16 or in 4 bits.
-    fn tensor<A>(self, kernels: [&'static str; 4], most_rows: u32, sms: u32, args: A) -> Launch<A> {
+    /// On tensor cores, by the kernel for up to 8 or for up to 16 rows, of weights in bf16, 4 bits, FP8 or int8.
+    fn tensor<A>(self, kernels: [[&'static str; 2]; 4], most_rows: u32, sms: u32, args: A) -> Launch<A> {
         assert!(Self::fits(most_rows, self.inputs), "matmul: {most_rows} rows of {} inputs", self.inputs);
-        self.tiled(kernels[2 * usize::from(self.form > 0) + usize::from(most_rows > 8)], sms, args)
+        self.tiled(of_form(self.form, kernels)[usize::from(most_rows > 8)], sms, args)
     }
 
     fn tiled<A>(self, kernel: &'static str, sms: u32, args: A) -> Launch<A> {
@@ -80,22 +88,39 @@ impl MatmulArgs {
     }
 }
 
-/// What kernels call weights of 4 bits, and 0 those that are not. There are none of E2M1.
+/// FP8.
+const FP8: u32 = 4;
+/// int8.
+const INT8: u32 = 5;
+
+/// What kernels call weights in records, and 0 those that are not. There are none of E2M1.
 #[must_use]
-pub fn form_of(weights: Option<FourBitForm>) -> u32 {
+pub fn form_of(weights: Option<RecordForm>) -> u32 {
     match weights {
-        None | Some(FourBitForm::E2m1) => 0,
-        Some(FourBitForm::Symmetric) => 1,
-        Some(FourBitForm::Minima) => 2,
-        Some(FourBitForm::ZeroPoints) => 3,
+        None | Some(RecordForm::FourBits(FourBitForm::E2m1)) => 0,
+        Some(RecordForm::FourBits(FourBitForm::Symmetric)) => 1,
+        Some(RecordForm::FourBits(FourBitForm::Minima)) => 2,
+        Some(RecordForm::FourBits(FourBitForm::ZeroPoints)) => 3,
+        Some(RecordForm::EightBits(EightBitForm::Fp8)) => FP8,
+        Some(RecordForm::EightBits(EightBitForm::Int8)) => INT8,
     }
 }
 
-/// A matrix of 4 bits as rows of bf16.
+/// Of one for weights in bf16, and one each for 4 bits, FP8 and int8, that for weights of this form.
+pub(super) fn of_form<T>(form: u32, [bf16, four_bits, fp8, int8]: [T; 4]) -> T {
+    match form {
+        0 => bf16,
+        FP8 => fp8,
+        INT8 => int8,
+        _ => four_bits,
+    }
+}
+
+/// A matrix in records as rows of bf16.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DequantiseArgs {
-    /// Its [records](crate::FourBitRecords).
+    /// Its [records](crate::WeightRecords).
     pub records: Ptr,
     /// bf16 `[outputs][inputs]`.
     pub out: Ptr,
@@ -112,7 +137,12 @@ impl DequantiseArgs {
     #[must_use]
     pub fn launch(self, sms: u32) -> Launch<DequantiseArgs> {
         let records = self.outputs.div_ceil(8) * self.inputs.div_ceil(128);
-        Launch::new("dequantise", [strided(records.div_ceil(8), sms, 8), 1, 1], 256, self)
+        let kernel = match self.form {
+            FP8 => "dequantise_fp8",
+            INT8 => "dequantise_int8",
+            _ => "dequantise",
+        };
+        Launch::new(kernel, [strided(records.div_ceil(8), sms, 8), 1, 1], 256, self)
     }
 }
 
@@ -131,8 +161,12 @@ impl MatmulActivateArgs {
     /// As [`MatmulArgs::launch`] in bf16.
     #[must_use]
     pub fn launch(self, most_rows: u32, sms: u32) -> Launch<MatmulActivateArgs> {
-        let kernels =
-            ["matmul_8_activate", "matmul_16_activate", "matmul_8_int4_activate", "matmul_16_int4_activate"];
+        let kernels = [
+            ["matmul_8_activate", "matmul_16_activate"],
+            ["matmul_8_int4_activate", "matmul_16_int4_activate"],
+            ["matmul_8_fp8_activate", "matmul_16_fp8_activate"],
+            ["matmul_8_int8_activate", "matmul_16_int8_activate"],
+        ];
         self.product.tensor(kernels, most_rows, sms, self)
     }
 }
@@ -154,7 +188,12 @@ impl MatmulNormArgs {
     /// As [`MatmulArgs::launch`] in bf16.
     #[must_use]
     pub fn launch(self, most_rows: u32, sms: u32) -> Launch<MatmulNormArgs> {
-        let kernels = ["matmul_8_norm", "matmul_16_norm", "matmul_8_int4_norm", "matmul_16_int4_norm"];
+        let kernels = [
+            ["matmul_8_norm", "matmul_16_norm"],
+            ["matmul_8_int4_norm", "matmul_16_int4_norm"],
+            ["matmul_8_fp8_norm", "matmul_16_fp8_norm"],
+            ["matmul_8_int8_norm", "matmul_16_int8_norm"],
+        ];
         self.product.tensor(kernels, most_rows, sms, self)
     }
 }
@@ -183,7 +222,12 @@ impl MatmulHeadsArgs {
     #[must_use]
     pub fn launch(self, most_rows: u32, sms: u32) -> Launch<MatmulHeadsArgs> {
         assert!(Self::fits(self.heads.head_dim), "qkv: a head of {}", self.heads.head_dim);
-        let kernels = ["matmul_8_heads", "matmul_16_heads", "matmul_8_int4_heads", "matmul_16_int4_heads"];
+        let kernels = [
+            ["matmul_8_heads", "matmul_16_heads"],
+            ["matmul_8_int4_heads", "matmul_16_int4_heads"],
+            ["matmul_8_fp8_heads", "matmul_16_fp8_heads"],
+            ["matmul_8_int8_heads", "matmul_16_int8_heads"],
+        ];
         self.product.tensor(kernels, most_rows, sms, self)
     }
 }

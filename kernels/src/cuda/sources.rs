@@ -2,8 +2,8 @@
 
 /// Stands before every file.
 pub const PRELUDE: &str = include_str!("../../cuda/prelude.cuh");
-/// Behind it, also before every file: matrices of 4 bits.
-pub const FOUR_BITS: &str = include_str!("../../cuda/four_bits.cuh");
+/// Behind it, also before every file: matrices in few bits.
+pub const RECORDS: &str = include_str!("../../cuda/records.cuh");
 /// And what products and attention do of the ops that follow them.
 pub const TAILS: &str = include_str!("../../cuda/tails.cuh");
 
@@ -27,7 +27,7 @@ impl File {
     #[must_use]
     pub fn source(&self) -> String {
         format!(
-            "{PRELUDE}#line 1 \"four_bits.cuh\"\n{FOUR_BITS}#line 1 \"tails.cuh\"\n{TAILS}#line 1 \"{}.cu\"\n{}",
+            "{PRELUDE}#line 1 \"records.cuh\"\n{RECORDS}#line 1 \"tails.cuh\"\n{TAILS}#line 1 \"{}.cu\"\n{}",
             self.name, self.text
         )
     }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn files_are_small_include_nothing_and_keep_ptx_in_the_prelude() {
         let files = FILES.iter().chain(CHECKS).map(|file| (file.name, file.text));
-        for (name, text) in files.chain([("prelude", PRELUDE), ("four_bits", FOUR_BITS), ("tails", TAILS)]) {
+        for (name, text) in files.chain([("prelude", PRELUDE), ("records", RECORDS), ("tails", TAILS)]) {
             assert!(text.starts_with("// "), "{name}: the first line says what it is");
             assert!(text.lines().count() <= 400, "{name}");
             assert!(!text.contains("#include"), "{name} includes");

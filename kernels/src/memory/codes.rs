@@ -16,6 +16,16 @@ pub trait Codes: Sync {
 
     /// The 32 numbers from `from` on, which is a multiple of 32; `None` if they have no [`Codes::form`].
     fn four_bits(&self, from: usize) -> Option<FourBits>;
+
+    /// If all numbers are FP8 (E4M3): of how many inputs, from each multiple of that on, an output has a scale in common.
+    fn fp8_run(&self) -> Option<usize> {
+        None
+    }
+
+    /// The codes of so many numbers of an output from `from` on, and the scale that they have in common; `None` if they are not FP8.
+    fn fp8(&self, _from: usize, _len: usize) -> Option<(&[u8], f32)> {
+        None
+    }
 }
 
 /// What numbers of 4 bits stand for.

@@ -1,4 +1,4 @@
-//! Weight matrices in 4 bits as `kernels/cuda/four_bits.cuh` takes them: with the numbers, scales, minima and zero points that the CPU's
+//! Weight matrices in 4 bits as `kernels/cuda/records.cuh` takes them: with the numbers, scales, minima and zero points that the CPU's
 //! panels have (`four_bits.rs`), in another order.
 //!
 //! Eight outputs and 128 inputs, four blocks of 32, are a record:

@@ -117,7 +117,7 @@ impl KvCache {
     /// Zeroed memory of that shape.
     ///
     /// # Errors
-    /// If a size is impossible, `dtype` is int4, or there is no memory.
+    /// If a size is impossible, `dtype` is fp8 or int4, or there is no memory.
     pub fn new(shape: KvShape, dtype: Dtype) -> Result<KvCache, KernelError> {
         shape.check()?;
         let heads = shape.layers.saturating_mul(shape.blocks).saturating_mul(shape.kv_heads);
@@ -136,7 +136,7 @@ impl KvCache {
                     v_scales: Buffer::zeroed(positions, what)?,
                 }
             }
-            Dtype::Int4 => return Err(KernelError::MatricesAlone { what, dtype: dtype.name() }),
+            Dtype::Fp8 | Dtype::Int4 => return Err(KernelError::MatricesAlone { what, dtype: dtype.name() }),
         };
         Ok(KvCache { shape, pages })
     }

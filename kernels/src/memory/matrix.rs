@@ -53,7 +53,7 @@ impl Matrix {
     /// is int8.
     ///
     /// # Errors
-    /// If a source is not whole rows, `dtype` is int8 or int4 and a weight is not finite or enormous, or there is no memory.
+    /// If a source is not whole rows, `dtype` is fp8, or int8 or int4 and a weight is not finite or enormous, or there is no memory.
     pub fn pack(in_features: usize, sources: &[Source<'_>], dtype: Dtype) -> Result<Matrix, KernelError> {
         let mut out_features = 0;
         for source in sources {
@@ -67,6 +67,7 @@ impl Matrix {
             Dtype::F32 => Panels::F32(pack_panels::<f32, 1, 1>(in_features, rows)?),
             Dtype::Bf16 => Panels::Bf16(pack_panels::<bf16, 2, DEPTH>(in_features, rows)?),
             Dtype::Int8 => Panels::Int8(pack_int8(in_features, rows)?),
+            Dtype::Fp8 => return Err(KernelError::Fp8OnCpu),
             Dtype::Int4 => match Form::of(sources) {
                 Form::Int8 => Panels::Int8(pack_int8(in_features, rows)?),
                 Form::FourBits(form) => {
@@ -85,6 +86,7 @@ impl Matrix {
             Dtype::F32 => in_features,
             Dtype::Bf16 => in_features.next_multiple_of(DEPTH) / 2,
             Dtype::Int8 => int8_words(in_features),
+            Dtype::Fp8 => in_features.div_ceil(4), // no CPU's panels are: they are never packed
             Dtype::Int4 => four_bits::words(in_features, FourBitForm::Symmetric),
         };
         bytes_of_words(out_features, words)
@@ -204,16 +206,9 @@ fn pack_int8(in_features: usize, rows: &[Row<'_>]) -> Result<Buffer<u32>, Kernel
             for (output, (source, row)) in outputs.iter().enumerate() {
                 for block in 0..BLOCKS {
                     let first = (step * BLOCKS + block) * BLOCK;
-                    let mut weights = [0.0; BLOCK];
                     let inputs = BLOCK.min(in_features.saturating_sub(first));
-                    let from = row + first.min(in_features);
-                    let (scale, bytes) = match own(source, from, inputs) {
-                        Some(own) => own,
-                        None => {
-                            source.read(from, &mut weights[..inputs]);
-                            quantised(&weights)?
-                        }
-                    };
+                    let Int8Block { scale, bytes } =
+                        Int8Block::read(source, row + first.min(in_features), inputs)?;
                     for (i, four) in bytes.as_chunks::<4>().0.iter().enumerate() {
                         packed[(block * BLOCK / 4 + i) * PANEL + output] = u32::from_le_bytes(*four);
                     }
@@ -224,6 +219,32 @@ fn pack_int8(in_features: usize, rows: &[Row<'_>]) -> Result<Buffer<u32>, Kernel
         Ok(())
     })?;
     Ok(packed)
+}
+
+/// A block of an output in int8.
+pub(super) struct Int8Block {
+    /// Bits of the scale.
+    pub(super) scale: u16,
+    /// The numbers, and 128.
+    pub(super) bytes: [u8; BLOCK],
+}
+
+impl Int8Block {
+    /// The `inputs` weights from `from` on; what a block lacks is zero.
+    ///
+    /// # Errors
+    /// A weight is not finite, or enormous.
+    pub(super) fn read(source: &Source<'_>, from: usize, inputs: usize) -> Result<Int8Block, KernelError> {
+        let (scale, bytes) = match own(source, from, inputs) {
+            Some(own) => own,
+            None => {
+                let mut weights = [0.0; BLOCK];
+                source.read(from, &mut weights[..inputs]);
+                quantised(&weights)?
+            }
+        };
+        Ok(Int8Block { scale, bytes })
+    }
 }
 
 /// Scale and bytes of a block that its file has so.

@@ -2,6 +2,8 @@
 
 mod buffer;
 mod codes;
+mod e4m3;
+mod eight_bit_records;
 mod four_bit_records;
 mod four_bits;
 mod kv_cache;
@@ -14,10 +16,13 @@ mod panel_sizes;
 mod quantised_blocks;
 mod rope_table;
 mod tensor;
+mod weight_records;
 mod weight_table;
 
 pub(crate) use buffer::Buffer;
 pub use codes::{Beside, Codes, FourBitForm, FourBits};
+pub use e4m3::of_e4m3;
+pub use eight_bit_records::{EightBitForm, EightBitRecords};
 pub use four_bit_records::FourBitRecords;
 pub(crate) use four_bits::E2M1;
 pub use kv_cache::{BlockId, KV_BLOCK_MULTIPLE, KvCache, KvShape, Rows};
@@ -35,5 +40,6 @@ pub use quantised_blocks::Blocks;
 pub use rope_table::{RopeScaling, RopeSpec, RopeTable};
 pub(crate) use tensor::{SharedMut, SharedRows};
 pub use tensor::{Tensor, View, ViewMut};
+pub use weight_records::{RecordForm, WeightRecords};
 pub(crate) use weight_table::TableRows;
 pub use weight_table::{Table, Vector};

@@ -106,6 +106,11 @@ impl HeadRows {
     }
 }
 
+/// The greatest that divides both.
+fn common(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { common(b, a % b) }
+}
+
 /// Numbers that are made at a time.
 const MADE: usize = 64;
 
@@ -180,32 +185,56 @@ impl Source<'_> {
 
     /// The 32 numbers from `from` on, if they are some of 4 bits with a scale in common.
     pub(crate) fn four_bits(&self, from: usize) -> Option<FourBits> {
-        match self.block(from)? {
-            (Source::Codes(_, codes), from) => codes.four_bits(from),
+        match self.stretch(from, GROUP)? {
+            (Source::Codes(_, codes), from) if from.is_multiple_of(GROUP) => codes.four_bits(from),
+            (Source::Codes(..), _) => None,
             (whole, from) => whole.group(from)?.four_bits(),
         }
     }
 
+    /// If all numbers are FP8 (E4M3): of how many inputs, from each multiple of that on, an output has a scale in common.
+    #[must_use]
+    pub fn fp8_run(&self) -> Option<usize> {
+        match self {
+            Source::Codes(_, codes) => codes.fp8_run(),
+            Source::Reordered(whole, _) => whole.fp8_run(),
+            Source::Part(whole, Slice { first, cols, stride, .. }) => {
+                let run = whole.fp8_run()?;
+                Some(if run >= *stride { *cols } else { common(run, first % stride) })
+            }
+            _ => None,
+        }
+    }
+
+    /// The codes of so many numbers of an output from `from` on, and the scale that they have in common, if they are FP8.
+    pub(crate) fn fp8(&self, from: usize, len: usize) -> Option<(&[u8], f32)> {
+        let (Source::Codes(_, codes), from) = self.stretch(from, len)? else { return None };
+        codes.fp8(from, len)
+    }
+
     /// The group that the 32 numbers from `from` on are, if they are one of a GGUF file's.
     pub(crate) fn group(&self, from: usize) -> Option<Group<'_>> {
-        let (Source::Blocks(blocks, x), from) = self.block(from)? else { return None };
+        let (Source::Blocks(blocks, x), from) = self.stretch(from, GROUP)? else { return None };
+        if !from.is_multiple_of(GROUP) {
+            return None;
+        }
         let (place, group) = (from / blocks.numbers(), from % blocks.numbers() / GROUP);
         let block = x.get(place * blocks.bytes()..(place + 1) * blocks.bytes())?;
         Some(Group { blocks: *blocks, block, group })
     }
 
-    /// What the 32 numbers from `from` on are from a multiple of 32 on, if they lie together there, and that.
-    fn block(&self, from: usize) -> Option<(&Source<'_>, usize)> {
-        let within = |cols: usize| from % cols + GROUP <= cols;
+    /// What the `len` numbers from `from` on are a part of, if they lie together there, and where.
+    fn stretch(&self, from: usize, len: usize) -> Option<(&Source<'_>, usize)> {
+        let within = |cols: usize| from % cols + len <= cols;
         match self {
             Source::Reordered(whole, order) if within(order.cols) => {
-                whole.block(order.stored(from / order.cols) * order.cols + from % order.cols)
+                whole.stretch(order.stored(from / order.cols) * order.cols + from % order.cols, len)
             }
             Source::Part(whole, Slice { first, cols, stride, .. }) if within(*cols) => {
-                whole.block(first + from / cols * stride + from % cols)
+                whole.stretch(first + from / cols * stride + from % cols, len)
             }
             Source::Reordered(..) | Source::Part(..) => None,
-            _ => from.is_multiple_of(GROUP).then_some((self, from)),
+            _ => Some((self, from)),
         }
     }
 

@@ -21,7 +21,7 @@ impl Table {
     /// As many rows of `cols` as `source` has.
     ///
     /// # Errors
-    /// If `source` is not whole rows, `dtype` is int8 or int4, or there is no memory.
+    /// If `source` is not whole rows, `dtype` is int8, fp8 or int4, or there is no memory.
     pub fn new(cols: usize, source: Source<'_>, dtype: Dtype) -> Result<Table, KernelError> {
         if cols == 0 || !source.len().is_multiple_of(cols) {
             return Err(KernelError::NotWholeRows { elements: source.len(), columns: cols });
@@ -29,7 +29,7 @@ impl Table {
         let data = match dtype {
             Dtype::F32 => TableRows::F32(stored(source)?),
             Dtype::Bf16 => TableRows::Bf16(stored(source)?),
-            Dtype::Int8 | Dtype::Int4 => {
+            Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 => {
                 return Err(KernelError::MatricesAlone { what: "the embedding", dtype: dtype.name() });
             }
         };

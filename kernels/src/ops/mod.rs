@@ -53,10 +53,10 @@ macro_rules! each_op {
                  tail_cases::activations_in_products_are_those_behind_them, tail_cases::norms_by_the_last_block_are_those_behind_it,
                  tail_cases::heads_by_their_last_blocks_are_those_behind_them];
             dequantise () ["dequantise"]
-                [four_bit_cases::weights_of_four_bits_are_widened_with_one_rounding,
-                 four_bit_cases::products_with_four_bits_are_those_of_their_numbers,
-                 four_bit_cases::products_with_four_bits_have_the_bits_of_the_widened_ones,
-                 four_bit_cases::a_row_with_four_bits_has_the_same_bits_in_any_bucket];
+                [record_cases::weights_in_records_are_widened_with_one_rounding,
+                 record_cases::products_with_records_are_those_of_their_numbers,
+                 record_cases::products_with_records_have_the_bits_of_the_widened_ones,
+                 record_cases::a_row_of_a_product_with_records_has_the_same_bits_in_any_bucket];
             route (Route) ["route"] [expert_cases::rows_go_to_the_cpus_experts];
             matmul_experts (MatmulExperts) ["experts"]
                 [expert_cases::products_of_experts_are_the_cpus, expert_cases::a_row_has_the_bits_of_a_product_with_its_expert];

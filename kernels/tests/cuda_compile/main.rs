@@ -119,7 +119,7 @@ fn blocks(arch: &str, kernel: Kernel, usage: &KernelUsage) -> u32 {
 
 /// Products on tensor cores by their names: 128-bit loads of weights that a thread has under way when the loop over the inputs begins to multiply,
 /// at least, of how many in a round, and blocks on an SM, at least. A load of 4-bit weights has four times as many of them.
-const PRODUCTS: [(&[&str], usize, usize, u32); 8] = [
+const PRODUCTS: [(&[&str], usize, usize, u32); 11] = [
     (&["matmul_8_bf16", "matmul_8_activate", "matmul_8_norm", "matmul_8_heads"], 7, 8, 3),
     (&["experts_8", "experts_activate_8"], 8, 8, 3),
     (&["matmul_16_bf16", "matmul_16_activate"], 4, 4, 3),
@@ -141,7 +141,48 @@ const PRODUCTS: [(&[&str], usize, usize, u32); 8] = [
         2,
         3,
     ),
-    (&["matmul_16_int4_norm", "matmul_32_int4"], 2, 2, 2),
+    (&["experts_8_int4", "experts_activate_8_int4"], 2, 2, 3),
+    (&["matmul_16_int4_norm", "matmul_32_int4", "experts_32_int4", "experts_activate_32_int4"], 2, 2, 2),
+    (
+        &[
+            "matmul_8_fp8",
+            "matmul_8_fp8_activate",
+            "matmul_8_fp8_norm",
+            "matmul_8_fp8_heads",
+            "matmul_16_fp8",
+            "matmul_16_fp8_activate",
+            "matmul_16_fp8_norm",
+            "matmul_16_fp8_heads",
+            "experts_8_fp8",
+            "experts_activate_8_fp8",
+            "matmul_8_int8",
+            "matmul_8_int8_activate",
+            "matmul_8_int8_norm",
+            "matmul_8_int8_heads",
+            "matmul_16_int8_activate",
+            "experts_8_int8",
+            "experts_activate_8_int8",
+        ],
+        4,
+        4,
+        3,
+    ),
+    (
+        &[
+            "matmul_32_fp8",
+            "experts_32_fp8",
+            "experts_activate_32_fp8",
+            "matmul_16_int8",
+            "matmul_16_int8_norm",
+            "matmul_16_int8_heads",
+            "matmul_32_int8",
+            "experts_32_int8",
+            "experts_activate_32_int8",
+        ],
+        4,
+        4,
+        2,
+    ),
 ];
 
 #[test]

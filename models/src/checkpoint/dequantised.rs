@@ -1,5 +1,5 @@
 //! The tensors of a checkpoint whose matrices are quantised: the numbers that their codes stand for, widened to f32 where they are asked for,
-//! or the codes of 4 bits themselves. Nothing is held twice.
+//! or the codes of 4 bits and of FP8 themselves. Nothing is held twice.
 //!
 //! ```text
 //! compressed-tensors  weight, weight_scale, weight_zero_point         [outputs, inputs], scales [rows, groups]
@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-use faser_kernels::{Beside, Codes, FourBitForm, FourBits, Source, Stored};
+use faser_kernels::{Beside, Codes, FourBitForm, FourBits, Source, Stored, of_e4m3};
 
 use super::header::Placed;
 use super::{Checkpoint, Header};
@@ -431,7 +431,7 @@ impl Codes for Quantised<'_> {
                 last = Some((output, group));
             }
             *to = match self.codes {
-                Stores::Fp8(bytes) => e4m3(bytes[at]) * scale,
+                Stores::Fp8(bytes) => of_e4m3(bytes[at]) * scale,
                 _ => (self.code(output, input) - zero) as f32 * scale,
             };
         }
@@ -458,6 +458,18 @@ impl Codes for Quantised<'_> {
             _ => Beside::Nothing,
         };
         Some(FourBits { numbers, scale: self.scales.at(self.place(output, group)), beside })
+    }
+
+    fn fp8_run(&self) -> Option<usize> {
+        let in_order = matches!(self.codes, Stores::Fp8(_)) && self.order.is_none();
+        in_order.then_some(if self.groups == 1 { self.shape[1] } else { self.block[1] })
+    }
+
+    fn fp8(&self, from: usize, len: usize) -> Option<(&[u8], f32)> {
+        let Stores::Fp8(bytes) = self.codes else { return None };
+        let (output, input) = (from / self.shape[1], from % self.shape[1]);
+        let scale = self.scales.at(self.place(output, self.group(input)));
+        Some((bytes.get(from..from + len)?, scale))
     }
 }
 
@@ -534,38 +546,9 @@ impl Quantised<'_> {
     }
 }
 
-/// A number of four bits of exponent and three of mantissa; there is no infinity.
-fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    let size = match exponent {
-        0 => mantissa / 512.0,
-        _ => (1.0 + mantissa / 8.0) * f32::from_bits(((exponent - 7 + 127) as u32) << 23),
-    };
-    match code & 0x7F {
-        0x7F => f32::NAN,
-        _ if code >= 0x80 => -size,
-        _ => size,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn codes_of_eight_bits_are_their_numbers() {
-        for (code, number) in [
-            (0x00, 0.0),
-            (0x01, 2f32.powi(-9)),
-            (0x08, 2f32.powi(-6)),
-            (0x38, 1.0),
-            (0xBC, -1.5),
-            (0x7E, 448.0),
-        ] {
-            assert_eq!(e4m3(code), number, "{code:#x}");
-        }
-        assert!(e4m3(0xFF).is_nan());
-    }
 
     /// Words that look like noise.
     fn noise(words: usize) -> Vec<u8> {

@@ -1,5 +1,5 @@
 //! How the weights of a safetensors checkpoint are quantised: `quantization_config`. They are dequantised as they are loaded, or held
-//! in int4 as they are.
+//! in int4, or in fp8 on GPUs, as they are.
 //!
 //! Sources: the package compressed-tensors 0.20; AutoAWQ's gemm layout; GPTQModel's formats; the FP8 checkpoints of DeepSeek and Qwen.
 
@@ -66,6 +66,14 @@ impl WeightQuantisation {
         };
         let fits = group == usize::MAX || group.is_multiple_of(32);
         if fits { Ok(FourBitForm::ZeroPoints) } else { Err("other groups than of 32 or a multiple") }
+    }
+
+    /// Of how many inputs an output has a scale in common, from each multiple of that on, if its codes are FP8.
+    pub(crate) fn fp8_run(self) -> Option<usize> {
+        match self {
+            WeightQuantisation::Bytes { block: [_, inputs], integers: false, .. } => Some(inputs),
+            _ => None,
+        }
     }
 
     /// Whether it has 4 bits for a number.

@@ -68,9 +68,9 @@ impl CudaSizes {
         CudaSizes::bucket(self.max_rows)
     }
 
-    /// Whether matrices of 4 bits are widened for some of the passes.
+    /// Whether matrices in records are widened for some of the passes.
     pub(super) fn widens(&self) -> bool {
-        !self.deterministic && self.rows() > MatmulArgs::MOST_FOUR_BIT_ROWS as usize
+        !self.deterministic && self.rows() > MatmulArgs::MOST_ROWS_OF_RECORDS as usize
     }
 
     /// Queries of attention's tiles, where the largest chunk has `most` of them for a key head: the size of a tile changes the order of sums.
@@ -160,7 +160,7 @@ impl CudaSizes {
         let config = &shard.config(whole);
         let (rows, logit_rows, f32) = (self.rows() as u64, self.logit_rows() as u64, size_of::<f32>() as u64);
         let held = dtype.beside().bytes() as u64;
-        let widened = if dtype == Dtype::Int4 { self.widened_bytes(config) } else { 0 };
+        let widened = if dtype.is_in_records() { self.widened_bytes(config) } else { 0 };
         let (hidden, q, kv) = (config.hidden as u64, config.q_width() as u64, config.kv_width() as u64);
         let (mlp, activated) = (config.mlp_width() as u64, config.activated_width() as u64);
         let branch = if config.norms_after() { hidden } else { 0 };

@@ -7,6 +7,7 @@
 
 use faser_kernels::cuda::{
     ActivateArgs, CudaError, ExpertsArgs, MostGroups, Product, Ptr, RouteArgs, RouterArgs, SumExpertsArgs,
+    form_of,
 };
 
 use super::CudaPasses;
@@ -76,6 +77,7 @@ impl CudaPasses {
             inputs: hidden as u32,
             outputs: 2 * spec.width as u32,
             activation: spec.activation as u32,
+            form: form_of(first.inputs.form()),
         };
         let outputs = ExpertsArgs {
             x: inputs.out,
@@ -85,6 +87,7 @@ impl CudaPasses {
             group_rows: Ptr::NULL,
             inputs: spec.width as u32,
             outputs: hidden as u32,
+            form: form_of(first.output.form()),
             ..inputs
         };
         let shared = room.shared.ptr();

@@ -124,7 +124,7 @@ impl CudaPasses {
                 inputs: wide,
                 outputs: *width,
                 add: false,
-                four_bits: None,
+                records: None,
             },
         );
         let norm_after = fusion.norm_after.as_ref().map(|weight| {

@@ -282,8 +282,8 @@ impl CudaPasses {
         out: Ptr,
         [inputs, outputs]: [usize; 2],
     ) -> Product {
-        let (element, w, four_bits) = (self.model.element, matrix.ptr(), matrix.four_bits());
-        Product { element, x, w, bias, out, rows: 0, inputs, outputs, add: false, four_bits }
+        let (element, w, records) = (self.model.element, matrix.ptr(), matrix.form());
+        Product { element, x, w, bias, out, rows: 0, inputs, outputs, add: false, records }
     }
 
     /// A product, and what is done with its rows: by our own kernel together, where there are few.
@@ -313,17 +313,17 @@ impl CudaPasses {
         }
     }
 
-    /// By our own kernel where there are few rows, else by cublasLt, of weights of 4 bits once they are widened; `rows` is where their number is.
+    /// By our own kernel where there are few rows, else by cublasLt, of weights in records once they are widened; `rows` is where their number is.
     pub(super) fn multiply(&mut self, product: Product, rows: Ptr) -> Result<(), CudaError> {
         let sms = self.lane.sms();
         match (self.own_kernel(&product, rows), &self.widened) {
             (Some(own), _) => self.lane.launch(&own.launch(product.element, product.rows as u32, sms)),
-            (None, Some(widened)) if product.four_bits.is_some() => {
-                let Product { w: records, inputs, outputs, four_bits, .. } = product;
-                let (out, form) = (widened.ptr(), form_of(four_bits));
+            (None, Some(widened)) if product.records.is_some() => {
+                let Product { w, inputs, outputs, records: form, .. } = product;
+                let (out, records, form) = (widened.ptr(), w, form_of(form));
                 let (inputs, outputs) = (inputs as u32, outputs as u32);
                 self.lane.launch(&DequantiseArgs { records, out, inputs, outputs, form }.launch(sms))?;
-                self.lane.multiply(&Product { w: out, four_bits: None, ..product })
+                self.lane.multiply(&Product { w: out, records: None, ..product })
             }
             _ => self.lane.multiply(&product),
         }
@@ -331,13 +331,12 @@ impl CudaPasses {
 
     /// Our own kernel's arguments, for few rows in bf16; none elsewhere. Of deterministic passes for all: its bits are of a row alone.
     fn own_kernel(&self, product: &Product, rows: Ptr) -> Option<MatmulArgs> {
-        let Product { element, x, w, bias, out, inputs, outputs, add, four_bits, .. } = *product;
-        let (inputs, outputs, add, form) =
-            (inputs as u32, outputs as u32, u32::from(add), form_of(four_bits));
-        let own = match four_bits {
+        let Product { element, x, w, bias, out, inputs, outputs, add, records, .. } = *product;
+        let (inputs, outputs, add, form) = (inputs as u32, outputs as u32, u32::from(add), form_of(records));
+        let own = match records {
             _ if self.sizes.deterministic => true,
             None => element == Element::Bf16 && MatmulArgs::fits(product.rows as u32, inputs),
-            Some(_) => product.rows <= MatmulArgs::MOST_FOUR_BIT_ROWS as usize,
+            Some(_) => product.rows <= MatmulArgs::MOST_ROWS_OF_RECORDS as usize,
         };
         own.then_some(MatmulArgs { x, w, bias, out, rows, inputs, outputs, add, form })
     }

@@ -65,7 +65,7 @@ impl CudaPasses {
             inputs,
             outputs,
             add: false,
-            four_bits: None,
+            records: None,
         };
         match &weights.mix {
             None => {

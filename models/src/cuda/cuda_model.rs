@@ -50,7 +50,7 @@ impl CudaModel {
     /// of 16 MiB of it at a time, beside the files' pages; or one layer, where weights are made.
     ///
     /// # Errors
-    /// As there; or there is no kernel for the dtype or a shape, or the GPU has not enough memory, and how much it takes.
+    /// As there; or there is no kernel for a shape, or the GPU has not enough memory, and how much it takes.
     pub fn load(
         gpu: &Arc<Gpu>,
         source: &WeightSource,
@@ -84,7 +84,7 @@ impl CudaModel {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<CudaModel, ModelError> {
         source.open(shard, dtype, |config, tensors| {
-            let element = element(dtype)?;
+            let element = element(dtype);
             CudaModel::has_kernels(&config)?;
             fits(gpu, &config, element)?;
             let needed_bytes = CudaModel::weight_bytes(&config, source.path(), shard, dtype)?;
@@ -106,9 +106,9 @@ impl CudaModel {
     ) -> Result<CudaModel, ModelError> {
         let mut upload = Upload::new(gpu)?;
         let fill = |buffer: &DeviceBuffer, held, sources: &[Source<'_>]| match held {
-            HeldRows::FourBits(records) => upload.four_bits(buffer, records, sources),
+            HeldRows::Records(records) => upload.records(buffer, records, sources),
             HeldRows::Numbers(dtype) => {
-                let (mut first, element) = (0, element(dtype)?);
+                let (mut first, element) = (0, element(dtype));
                 for source in sources {
                     upload.numbers(buffer, first, *source, element)?;
                     first += source.len();
@@ -116,14 +116,14 @@ impl CudaModel {
                 Ok(())
             }
         };
-        let element = element(dtype)?;
+        let element = element(dtype);
         let mut packer = RowsPacker::new(gpu, Packing::new(&config, dtype), true, fill);
         let target = target.filter(|target| target.element == element).map(|target| &target.parts);
         let parts = load(&config, shard, target, tensors, &mut packer, progress)?;
         CudaModel::new(gpu, (config, shard), element, parts, upload)
     }
 
-    /// A rank's shard of a model whose tensors `fill` fills, one after the other; it is told what each is held in, or nothing of one of 4 bits.
+    /// A rank's shard of a model whose tensors `fill` fills, one after the other; it is told what each is held in, or nothing of one in records.
     ///
     /// # Errors
     /// What `fill` says, or the GPU has not enough memory.
@@ -135,12 +135,12 @@ impl CudaModel {
     ) -> Result<CudaModel, ModelError> {
         let fill = |buffer: &DeviceBuffer, held, _: &[Source<'_>]| {
             let element = match held {
-                HeldRows::Numbers(dtype) => Some(element(dtype)?),
-                HeldRows::FourBits(_) => None,
+                HeldRows::Numbers(dtype) => Some(element(dtype)),
+                HeldRows::Records(_) => None,
             };
             Ok(fill(buffer, element)?)
         };
-        let element = element(dtype)?;
+        let element = element(dtype);
         let mut packer = RowsPacker::new(gpu, Packing::new(&config, dtype), false, fill);
         let parts = load(&config, shard, None, &mut Shapes, &mut packer, &mut |_| {})?;
         CudaModel::new(gpu, (config, shard), element, parts, Upload::new(gpu)?)
@@ -182,11 +182,11 @@ impl CudaModel {
         Ok(())
     }
 
-    /// Bytes of GPU memory that the weights of a shard of such a model take; in int4 by the headers of its files, which say what they have in 4 bits,
-    /// if they are in `path`.
+    /// Bytes of GPU memory that the weights of a shard of such a model take; in fewer bits than bf16's by the headers of its files, which say what they have in as
+    /// many bits, if they are in `path`.
     ///
     /// # Errors
-    /// There are no kernels for the dtype, or for the layers; or the files are damaged, or of another shape.
+    /// There are no kernels for the layers; or the files are damaged, or of another shape.
     pub fn weight_bytes(
         whole: &ModelConfig,
         path: Option<&Path>,
@@ -194,10 +194,9 @@ impl CudaModel {
         dtype: Dtype,
     ) -> Result<u64, ModelError> {
         CudaModel::has_kernels(whole)?;
-        element(dtype)?;
         let held = Held::Rows(Packing::new(whole, dtype));
         let weights = match path {
-            Some(path) if dtype == Dtype::Int4 && has_weights(path) => {
+            Some(path) if dtype.is_in_records() && has_weights(path) => {
                 open_files(path, whole, |tensors| counted(whole, shard, tensors, held))?
             }
             _ => counted(whole, shard, &mut Likely::of(whole), held)?,
@@ -233,7 +232,7 @@ impl CudaModel {
         layers.iter().map(|layer| layer.bytes(bytes, |_| 0)).sum::<u64>() + bytes(head)
     }
 
-    /// Numbers of the largest matrix of 4 bits.
+    /// Numbers of the largest matrix in records.
     pub(super) fn most_widened(&self) -> Option<usize> {
         self.parts.layers.iter().flat_map(|layer| layer.matrices()).filter_map(CudaMatrix::widens_to).max()
     }
@@ -301,13 +300,10 @@ fn copy_rope(gpu: &Arc<Gpu>, upload: &mut Upload, rope: &RopeTable) -> Result<De
 }
 
 /// What kernels compute with, of a model that is held in `dtype`.
-fn element(dtype: Dtype) -> Result<Element, CudaError> {
+fn element(dtype: Dtype) -> Element {
     match dtype {
-        Dtype::F32 => Ok(Element::F32),
-        Dtype::Bf16 | Dtype::Int4 => Ok(Element::Bf16),
-        Dtype::Int8 => {
-            Err(CudaError::Unfit(format!("{dtype} weights run on the CPU alone: choose bf16 or int4")))
-        }
+        Dtype::F32 => Element::F32,
+        Dtype::Bf16 | Dtype::Int8 | Dtype::Fp8 | Dtype::Int4 => Element::Bf16,
     }
 }
 

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use faser_kernels::cuda::{DeviceBuffer, Gpu, Ptr};
-use faser_kernels::{Dtype, FourBitForm, FourBitRecords, Source};
+use faser_kernels::cuda::{CudaError, DeviceBuffer, Gpu, Ptr};
+use faser_kernels::{Dtype, RecordForm, Source, WeightRecords};
 
 use crate::ModelError;
 use crate::load::{HeldRows, Packer, Packing};
 
-/// A matrix in a GPU's memory: rows of the model's element, f32 of a router, or records of 4 bits.
+/// A matrix in a GPU's memory: rows of the model's element, f32 of a router, or records of fewer bits.
 pub(super) struct CudaMatrix {
     buffer: DeviceBuffer,
-    records: Option<FourBitRecords>,
+    records: Option<WeightRecords>,
 }
 
 impl CudaMatrix {
@@ -20,14 +20,14 @@ impl CudaMatrix {
         self.buffer.ptr()
     }
 
-    /// What its numbers stand for, if they are of 4 bits.
-    pub(super) fn four_bits(&self) -> Option<FourBitForm> {
-        self.records.as_ref().map(FourBitRecords::form)
+    /// What its numbers are, if they are in records.
+    pub(super) fn form(&self) -> Option<RecordForm> {
+        self.records.as_ref().map(WeightRecords::form)
     }
 
-    /// How many numbers it has, if they are of 4 bits.
+    /// How many numbers it has, if they are in records.
     pub(super) fn widens_to(&self) -> Option<usize> {
-        self.records.as_ref().map(FourBitRecords::numbers)
+        self.records.as_ref().map(WeightRecords::numbers)
     }
 
     /// Its size.
@@ -45,8 +45,8 @@ pub(super) struct RowsPacker<'a, F> {
     /// Of which expert, of how many, what comes next is, and how much of it came.
     expert: Option<(usize, usize)>,
     came: usize,
-    /// Of each kind of tensor that an expert has, those of all.
-    stacks: Vec<DeviceBuffer>,
+    /// Of each kind of tensor that an expert has, those of all, and how they are held.
+    stacks: Vec<(DeviceBuffer, HeldRows)>,
 }
 
 impl<'a, F> RowsPacker<'a, F> {
@@ -64,10 +64,16 @@ impl<F: FnMut(&DeviceBuffer, HeldRows, &[Source<'_>]) -> Result<(), ModelError>>
                 // Thousands of small pieces would each be rounded up to the driver's own.
                 if expert == 0 {
                     let what = "a tensor of all experts of a layer";
-                    self.stacks.push(DeviceBuffer::unfilled(self.gpu, count * bytes, what)?);
+                    self.stacks.push((DeviceBuffer::unfilled(self.gpu, count * bytes, what)?, held));
                 }
                 self.came += 1;
-                self.stacks[self.came - 1].part(expert * bytes, bytes)
+                let (stack, of_first) = &self.stacks[self.came - 1];
+                if *of_first != held {
+                    let problem = "the experts of a layer are quantised in different ways, for which there are no kernels on GPUs: choose \
+                                   `model.dtype: bf16`";
+                    return Err(CudaError::Unfit(problem.to_owned()).into());
+                }
+                stack.part(expert * bytes, bytes)
             }
         };
         (self.fill)(&buffer, held, sources)?;
@@ -103,8 +109,8 @@ impl<F: FnMut(&DeviceBuffer, HeldRows, &[Source<'_>]) -> Result<(), ModelError>>
         inputs: usize,
         sources: &[Source<'_>],
     ) -> Result<CudaMatrix, ModelError> {
-        let held = self.packing.rows(tensor, inputs, sources, self.expert.is_some());
-        let records = if let HeldRows::FourBits(records) = held { Some(records) } else { None };
+        let held = self.packing.rows(tensor, inputs, sources);
+        let records = if let HeldRows::Records(records) = held { Some(records) } else { None };
         let named = |error| match error {
             ModelError::Kernel(source) => ModelError::Pack { tensor: tensor.to_owned(), source },
             error => error,

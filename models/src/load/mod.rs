@@ -10,7 +10,10 @@ mod weight_source;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use faser_kernels::{Dtype, FourBitRecords, HeadRows, Make, Matrix, Slice, Source, Table, Vector};
+use faser_kernels::{
+    Dtype, EightBitForm, EightBitRecords, FourBitRecords, HeadRows, Make, Matrix, Slice, Source, Table,
+    Vector, WeightRecords,
+};
 
 use self::cut::Cut;
 pub(crate) use self::open_files::open_files;
@@ -111,23 +114,27 @@ impl Packing {
         self.dtype
     }
 
-    /// How a GPU has a matrix. In int4 projections of layers are of 4 bits, where kernels take them so; those of experts, of which there are no such
-    /// kernels, all other matrices, and what a quantised checkpoint has in other bits, are bf16.
-    pub(crate) fn rows(
-        self,
-        tensor: &str,
-        inputs: usize,
-        sources: &[Source<'_>],
-        of_expert: bool,
-    ) -> HeldRows {
+    /// How a GPU has a matrix. In int8, fp8 and int4 projections of layers are in records, where kernels take them so; all other matrices, and, but for int8,
+    /// what a quantised checkpoint has in other bits, are bf16.
+    pub(crate) fn rows(self, tensor: &str, inputs: usize, sources: &[Source<'_>]) -> HeldRows {
         if tensor.ends_with(ROUTER) {
             return HeldRows::Numbers(Dtype::F32);
         }
-        let is_projection = tensor.ends_with(PROJECTION) && !tensor.starts_with(MARKOV) && !of_expert;
-        let stays = is_projection && (!self.quantised || sources.iter().all(has_own_bits));
-        let records =
-            if self.dtype == Dtype::Int4 && stays { FourBitRecords::of(inputs, sources) } else { None };
-        records.map_or(HeldRows::Numbers(self.dtype.beside()), HeldRows::FourBits)
+        let is_projection = tensor.ends_with(PROJECTION) && !tensor.starts_with(MARKOV);
+        let stays = |has_own: fn(&Source<'_>) -> bool| !self.quantised || sources.iter().all(has_own);
+        let records = match self.dtype {
+            Dtype::Int4 if is_projection && stays(has_own_bits) => {
+                FourBitRecords::of(inputs, sources).map(WeightRecords::FourBits)
+            }
+            Dtype::Fp8 if is_projection && stays(|source| source.fp8_run().is_some()) => {
+                EightBitRecords::of(inputs, sources, EightBitForm::Fp8).map(WeightRecords::EightBits)
+            }
+            Dtype::Int8 if is_projection => {
+                EightBitRecords::of(inputs, sources, EightBitForm::Int8).map(WeightRecords::EightBits)
+            }
+            _ => None,
+        };
+        records.map_or(HeldRows::Numbers(self.dtype.beside()), HeldRows::Records)
     }
 }
 
@@ -136,8 +143,8 @@ impl Packing {
 pub(crate) enum HeldRows {
     /// Row after row of numbers.
     Numbers(Dtype),
-    /// In 4 bits.
-    FourBits(FourBitRecords),
+    /// In fewer bits.
+    Records(WeightRecords),
 }
 
 impl HeldRows {
@@ -145,7 +152,7 @@ impl HeldRows {
     pub(crate) fn bytes(self, sources: &[Source<'_>]) -> usize {
         match self {
             HeldRows::Numbers(dtype) => sources.iter().map(Source::len).sum::<usize>() * dtype.bytes(),
-            HeldRows::FourBits(records) => records.bytes(),
+            HeldRows::Records(records) => records.bytes(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How many matrices of a quantised checkpoint int4 computes with as they are: by the files' headers, and what says how inputs are grouped.
+//! How many matrices of a quantised checkpoint int4, and fp8 on GPUs, compute with as they are: by the files' headers, and what says how inputs are grouped.
 
 use std::path::Path;
 
@@ -20,6 +20,8 @@ pub struct OwnBits {
     pub others: usize,
     /// Why, of the first of these.
     pub why: Option<&'static str>,
+    /// Those, of all, that a GPU holds in the FP8 of the files where fp8 is asked for.
+    pub fp8_on_gpu: usize,
 }
 
 impl ModelConfig {
@@ -29,7 +31,7 @@ impl ModelConfig {
     /// They are damaged, or of another shape.
     pub fn own_bits(&self, path: &Path) -> Result<OwnBits, ModelError> {
         let packing = Packing::new(self, Dtype::Int4);
-        let mut counter = CountsOwnBits { packing, of_expert: false, found: OwnBits::default() };
+        let mut counter = CountsOwnBits { packing, found: OwnBits::default() };
         if self.head.is_none() && has_weights(path) {
             open_files(path, self, |tensors| {
                 load(self, Shard::WHOLE, None, tensors, &mut counter, &mut |_| {}).map(drop)
@@ -41,7 +43,6 @@ impl ModelConfig {
 
 struct CountsOwnBits {
     packing: Packing,
-    of_expert: bool,
     found: OwnBits,
 }
 
@@ -54,10 +55,6 @@ impl Packer for CountsOwnBits {
         false
     }
 
-    fn expert(&mut self, expert: Option<(usize, usize)>) {
-        self.of_expert = expert.is_some();
-    }
-
     fn table(&mut self, _cols: usize, _source: Source<'_>) -> Result<(), ModelError> {
         Ok(())
     }
@@ -66,10 +63,13 @@ impl Packer for CountsOwnBits {
         let (mut forms, found) = (sources.iter().map(Source::four_bit_form), &mut self.found);
         if sources.iter().all(has_own_bits) {
             found.kept += 1;
-            let held = self.packing.rows(tensor, inputs, sources, self.of_expert);
-            found.on_gpu += usize::from(matches!(held, HeldRows::FourBits(_)));
+            let held = self.packing.rows(tensor, inputs, sources);
+            found.on_gpu += usize::from(matches!(held, HeldRows::Records(_)));
         } else if forms.any(|form| form.is_some()) {
             found.others += 1;
+            let packing = Packing { dtype: Dtype::Fp8, ..self.packing };
+            let held = packing.rows(tensor, inputs, sources);
+            found.fp8_on_gpu += usize::from(matches!(held, HeldRows::Records(_)));
             let first = sources.iter().find_map(|source| source.four_bit_form()?.err());
             found.why = found.why.or(first).or(Some("one with some that are not quantised"));
         }

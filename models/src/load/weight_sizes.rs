@@ -114,11 +114,11 @@ pub(crate) struct Likely {
     of_experts: bool,
 }
 
-struct LikelyCodes(Result<FourBitForm, &'static str>);
+struct LikelyCodes(WeightQuantisation);
 
 impl Likely {
     pub(crate) fn of(config: &ModelConfig) -> Likely {
-        let codes = config.quantised.map(|quantised| LikelyCodes(quantised.likely_form()));
+        let codes = config.quantised.map(LikelyCodes);
         Likely { codes, of_experts: config.quantised == Some(WeightQuantisation::Mxfp4) }
     }
 }
@@ -138,7 +138,11 @@ impl Codes for LikelyCodes {
     fn widen(&self, _from: usize, _to: &mut [f32]) {}
 
     fn form(&self) -> Result<FourBitForm, &'static str> {
-        self.0
+        self.0.likely_form()
+    }
+
+    fn fp8_run(&self) -> Option<usize> {
+        self.0.fp8_run()
     }
 
     fn four_bits(&self, _from: usize) -> Option<FourBits> {
@@ -160,14 +164,13 @@ pub(crate) enum Held {
 /// Packs nothing, and counts what packing would take.
 pub(crate) struct Counter {
     held: Held,
-    of_expert: bool,
     bytes: u64,
 }
 
 impl Counter {
     /// Nothing counted yet.
     pub(crate) fn new(held: Held) -> Counter {
-        Counter { held, of_expert: false, bytes: 0 }
+        Counter { held, bytes: 0 }
     }
 }
 
@@ -178,10 +181,6 @@ impl Packer for Counter {
 
     fn reads(&self) -> bool {
         false
-    }
-
-    fn expert(&mut self, expert: Option<(usize, usize)>) {
-        self.of_expert = expert.is_some();
     }
 
     fn table(&mut self, _cols: usize, source: Source<'_>) -> Result<(), ModelError> {
@@ -196,9 +195,7 @@ impl Packer for Counter {
     fn matrix(&mut self, tensor: &str, inputs: usize, sources: &[Source<'_>]) -> Result<(), ModelError> {
         self.bytes += match self.held {
             Held::Panels(packing) => Matrix::bytes_of(inputs, sources, packing.asked(tensor, sources)),
-            Held::Rows(packing) => {
-                packing.rows(tensor, inputs, sources, self.of_expert).bytes(sources) as u64
-            }
+            Held::Rows(packing) => packing.rows(tensor, inputs, sources).bytes(sources) as u64,
             Held::Numbers => sources.iter().map(Source::len).sum::<usize>() as u64,
         };
         Ok(())

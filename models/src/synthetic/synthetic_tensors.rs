@@ -21,7 +21,7 @@ const NORM_SPREAD: f32 = 0.4;
 pub(crate) struct Synthetic {
     spec: SyntheticSpec,
     config: ModelConfig,
-    /// In what it is run, which is in what it will be held: the pair is the same on every device.
+    /// In what it is run, which is in what it will be held: the pair is the same on every device. For FP8, which CPUs have not got, it is bf16.
     dtype: Dtype,
     calibration: Calibration,
     embedding: Box<Make<'static>>,
@@ -39,6 +39,7 @@ impl Synthetic {
     /// The shape is impossible, or there is no memory or thread for it.
     pub(crate) fn new(spec: &SyntheticSpec, dtype: Dtype) -> Result<Synthetic, ModelError> {
         spec.check()?;
+        let dtype = if dtype == Dtype::Fp8 { Dtype::Bf16 } else { dtype };
         let config = spec.config(spec.layers);
         let embedding = embedding(spec);
         let calibration = Calibration::new(&config, dtype, spec.seed, &*embedding)?;

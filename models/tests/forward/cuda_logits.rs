@@ -222,7 +222,10 @@ fn rows_of_deterministic_passes_have_the_same_bits_in_any_pass() {
             ("dense", dense(520), Dtype::Bf16),
             ("in f32", dense(150), Dtype::F32),
             ("int4", dense(150), Dtype::Int4),
-            ("experts", experts, Dtype::Bf16),
+            ("fp8", dense(150), Dtype::Fp8),
+            ("int8", dense(150), Dtype::Int8),
+            ("experts", experts.clone(), Dtype::Bf16),
+            ("experts in fp8", experts, Dtype::Fp8),
         ] {
             let model = Arc::new(CudaModel::load(&gpu, &source, Shard::WHOLE, dtype, &mut |_| {}).unwrap());
             let most = model.config().max_context;
@@ -262,6 +265,11 @@ fn rows_of_deterministic_passes_have_the_same_bits_in_any_pass() {
         "matmul_64_bf16",
         "matmul_32_int4",
         "matmul_64_int4",
+        "matmul_32_fp8",
+        "matmul_64_fp8",
+        "matmul_32_int8",
+        "matmul_64_int8",
+        "experts_activate_32_fp8",
         "matmul_f32",
     ] {
         assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");

@@ -6,11 +6,10 @@
 mod accuracy;
 #[path = "../../../kernels/tests/cuda_fake/mod.rs"]
 mod cuda_fake;
-mod cuda_four_bits;
 mod cuda_heads;
 mod cuda_logits;
+mod cuda_records;
 mod draft_acceptance;
-mod four_bit_files;
 mod golden;
 mod heads;
 mod int4_logits;
@@ -18,6 +17,7 @@ mod int8_kv;
 mod int8_logits;
 mod oracle;
 mod own_bits;
+mod quantised_files;
 mod segments;
 #[path = "../../../kernels/gpu-check/src/two_sequences.rs"]
 mod sequences;

@@ -7,7 +7,7 @@ use faser_kernels::{Dtype, Isa};
 use faser_models::{Model, ModelConfig, OwnBits, Quality, Shard, WeightSource};
 
 use crate::accuracy::{demo, demo_prompts};
-use crate::four_bit_files::{Layout, Order, quantise};
+use crate::quantised_files::{Layout, Order, quantise};
 use crate::session::{Session, golden};
 
 /// A folder that goes when it is dropped.
@@ -64,7 +64,7 @@ fn logits_are_off_by_what_activations_lose_and_bytes_are_those_that_were_told() 
     ] {
         let folder = Folder::quantised(name, layout, group);
         let config = ModelConfig::load(&folder.0).unwrap();
-        let kept = OwnBits { kept: MATRICES, on_gpu: MATRICES, others: 0, why: None };
+        let kept = OwnBits { kept: MATRICES, on_gpu: MATRICES, others: 0, ..OwnBits::default() };
         assert_eq!(config.own_bits(&folder.0).unwrap(), kept, "{name}");
         let [exact, int8, int4] = [Dtype::F32, Dtype::Int8, Dtype::Int4].map(|dtype| load(&folder.0, dtype));
         let right = logits(&exact, Isa::detect(), &text);
@@ -124,7 +124,7 @@ fn experts_of_mxfp4_run_in_their_own_bits() {
     let config = ModelConfig::load(&folder).unwrap();
     let (layers, experts) = (config.layers.len(), config.experts().unwrap().count);
     let found = config.own_bits(&folder).unwrap();
-    assert_eq!(found, OwnBits { kept: layers * experts * 2, on_gpu: 0, others: 0, why: None });
+    assert_eq!(found, OwnBits { kept: layers * experts * 2, on_gpu: 0, others: 0, ..OwnBits::default() });
     let [exact, int8, int4] = [Dtype::F32, Dtype::Int8, Dtype::Int4].map(|dtype| load(&folder, dtype));
     let text: Vec<u32> = (0..40).map(|i| i * i % 120).collect();
     let right = logits(&exact, Isa::detect(), &text);

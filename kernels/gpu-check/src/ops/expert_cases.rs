@@ -4,12 +4,15 @@ use super::case_bench::{Bench, Memory};
 use super::reference::{Random, bf16, close, lane};
 use faser_kernels::cuda::{
     Element, ExpertGroups, ExpertsArgs, MatmulActivateArgs, MatmulArgs, MostGroups, Ptr, RmsNormArgs,
-    RouteArgs, RouterArgs, SumExpertsArgs,
+    RouteArgs, RouterArgs, SumExpertsArgs, form_of,
 };
 use faser_kernels::ops::{
     self, Activation, Routing, Write, add_gated, matmul_experts, matmul_experts_activated, route, sum_experts,
 };
-use faser_kernels::{Dtype, Isa, Lane, Matrix, Source, Tensor, Vector, View};
+use faser_kernels::{
+    Dtype, EightBitForm, EightBitRecords, FourBitForm, FourBitRecords, Isa, Lane, Matrix, RecordForm, Source,
+    Tensor, Vector, View,
+};
 
 const ELEMENTS: [Element; 2] = [Element::F32, Element::Bf16];
 /// Rows of a pass and their bucket, experts, and how many of them a row goes to.
@@ -244,6 +247,7 @@ pub(super) fn products_of_experts_are_the_cpus(bench: &Bench<'_>) {
                 inputs: hidden as u32,
                 outputs: 2 * width as u32,
                 activation: activation as u32,
+                form: 0,
             };
             bench.run(&args.activate(element, most, 2), order);
             let what = format!("{element:?}, {rows} rows, {active} of {count} experts, {hidden} to {width}");
@@ -283,16 +287,38 @@ pub(super) fn a_row_has_the_bits_of_a_product_with_its_expert(bench: &Bench<'_>)
     let all = 70;
     let (x, w) = (random.numbers(all * hidden), random.numbers(count * 2 * width * hidden));
     let logits = random.tensor(all, count + 1);
-    for (rows, bucket) in [(1, 1), (8, 8), (20, 24), (70, 128)] {
+    let each = 2 * width * hidden;
+    let plain = bench.elements(element, &w);
+    // The matrices in bf16, 4 bits, FP8 and int8, one expert after the other, and how many bytes one has.
+    let packed = |pack: &dyn Fn(&[Source<'_>; 1]) -> Vec<u32>| {
+        let words: Vec<u32> = w.chunks(each).flat_map(|own| pack(&[Source::F32(own)])).collect();
+        (bench.lasting(&words), words.len() / count * size_of::<u32>())
+    };
+    let four_bits =
+        packed(&|own| FourBitRecords::of(hidden, own).expect("a kernel").pack(own).expect("finite"));
+    let [fp8, int8] = [EightBitForm::Fp8, EightBitForm::Int8].map(|form| {
+        let records = |own: &[Source<'_>; 1]| EightBitRecords::of(hidden, own, form).expect("a kernel");
+        (Some(RecordForm::EightBits(form)), packed(&|own| records(own).pack(own).expect("finite")))
+    });
+    let held = [
+        (None, (plain.ptr(), each * element.bytes())),
+        (Some(RecordForm::FourBits(FourBitForm::Symmetric)), four_bits),
+        fp8,
+        int8,
+    ];
+    let cases =
+        [(1, 1), (8, 8), (20, 24), (70, 128)].into_iter().flat_map(|rows| held.map(|held| (rows, held)));
+    for ((rows, bucket), (form, (weights, bytes))) in cases {
+        let form = form_of(form);
         let own =
             Tensor::from_rows(count + 1, &(0..rows).flat_map(|r| logits.row(r).to_vec()).collect::<Vec<_>>());
         let routed = routed(bench, own.view(rows), (bucket, count, active), true, (1, 0));
         let ExpertGroups { hit, experts, starts, rows: group_rows } = routed.groups();
         let found = bench.elements(element, &vec![-1e30; rows * active * width]);
-        let (stream, weights) = (bench.elements(element, &x[..rows * hidden]), bench.elements(element, &w));
+        let stream = bench.elements(element, &x[..rows * hidden]);
         let args = ExpertsArgs {
             x: stream.ptr(),
-            w: weights.ptr(),
+            w: weights,
             bias: Ptr::NULL,
             out: found.ptr(),
             hit,
@@ -302,6 +328,7 @@ pub(super) fn a_row_has_the_bits_of_a_product_with_its_expert(bench: &Bench<'_>)
             inputs: hidden as u32,
             outputs: 2 * width as u32,
             activation: Activation::Silu as u32,
+            form,
         };
         let most = MostGroups::of(bucket as u32, active as u32, count as u32);
         bench.run(&args.activate(element, most, 3), 0);
@@ -309,20 +336,19 @@ pub(super) fn a_row_has_the_bits_of_a_product_with_its_expert(bench: &Bench<'_>)
             (found.read(), routed.groups.each_ref().map(Memory::read));
         for group in 0..hit[0] as usize {
             for place in starts[group] as usize..starts[group + 1] as usize {
-                let (row, at) = (of_rows[place] as usize, experts[group] as usize * 2 * width * hidden);
+                let row = of_rows[place] as usize;
                 let alone = bench.elements(element, &vec![-1e30; width]);
-                let [one, matrix] = [&x[row * hidden..][..hidden], &w[at..at + 2 * width * hidden]]
-                    .map(|numbers| bench.elements(element, numbers));
+                let one = bench.elements(element, &x[row * hidden..][..hidden]);
                 let product = MatmulArgs {
                     x: one.ptr(),
-                    w: matrix.ptr(),
+                    w: weights.behind(experts[group] as usize * bytes),
                     bias: Ptr::NULL,
                     out: alone.ptr(),
                     rows: bench.count(1),
                     inputs: hidden as u32,
                     outputs: 2 * width as u32,
                     add: 0,
-                    form: 0,
+                    form,
                 };
                 // A few of many.
                 if rows > 8 && place % 9 > 0 {
@@ -330,7 +356,8 @@ pub(super) fn a_row_has_the_bits_of_a_product_with_its_expert(bench: &Bench<'_>)
                 }
                 let args = MatmulActivateArgs { product, activation: Activation::Silu as u32 };
                 bench.run(&args.launch(1, 1), 0);
-                assert_eq!(alone.read(), found[place * width..(place + 1) * width], "row {row} of {rows}");
+                let own = &found[place * width..(place + 1) * width];
+                assert_eq!(alone.read(), own, "row {row} of {rows}, form {form}");
             }
         }
     }

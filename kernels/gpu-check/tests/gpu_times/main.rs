@@ -19,7 +19,7 @@ use shapes::Shape;
 use time_model::{GPUS, microseconds, takes};
 
 /// What is predicted: a model, the GPUs that it is split over, a load, and what is done with it.
-const CASES: [(Shape, usize, Load, Pass); 23] = [
+const CASES: [(Shape, usize, Load, Pass); 35] = [
     (Shape::Llama1B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Llama8B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Qwen8B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
@@ -43,16 +43,29 @@ const CASES: [(Shape, usize, Load, Pass); 23] = [
     (Shape::Llama8BInt4, 1, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
     (Shape::Llama8BInt4, 8, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Qwen600MInt4, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::DraftStep),
+    (Shape::Llama8BFp8, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Llama8BFp8, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::Verify),
+    (Shape::Llama8BFp8, 1, Load { sequences: 16, rows: 4, context: 512 }, Pass::Verify),
+    (Shape::Llama8BFp8, 1, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
+    (Shape::Llama8BFp8, 1, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
+    (Shape::Llama8BFp8, 8, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Qwen600MFp8, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::DraftStep),
+    (Shape::Qwen30BA3BFp8, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Qwen30BA3BFp8, 1, Load { sequences: 16, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Qwen30BA3BFp8, 1, Load { sequences: 64, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Qwen30BA3BInt4, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
+    (Shape::Qwen30BA3BInt4, 1, Load { sequences: 16, rows: 1, context: 512 }, Pass::Verify),
 ];
 
 /// What is predicted of deterministic passes.
-const DETERMINISTIC: [(Shape, Load, Pass); 6] = [
+const DETERMINISTIC: [(Shape, Load, Pass); 7] = [
     (Shape::Llama8B, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Llama8B, Load { sequences: 16, rows: 4, context: 512 }, Pass::Verify),
     (Shape::Llama8B, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
     (Shape::Llama8B, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
     (Shape::Qwen30BA3B, Load { sequences: 64, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Llama8BInt4, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
+    (Shape::Llama8BFp8, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
 ];
 
 #[test]

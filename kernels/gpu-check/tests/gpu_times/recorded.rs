@@ -4,6 +4,7 @@
 use std::mem::offset_of;
 
 use faser_gpu_check::Load;
+use faser_kernels::Dtype;
 use faser_kernels::cuda::{
     ActivateArgs, AttentionArgs, CompactRowsArgs, ConfidenceArgs, DequantiseArgs, DrawArgs, EmbedArgs,
     ExpertsArgs, GatherRowsArgs, LogitStatsArgs, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs,
@@ -85,11 +86,17 @@ pub(crate) fn experts_hit(rows: f64, [count, active]: [f64; 2]) -> f64 {
 }
 
 /// Bytes of the experts of a model that no row goes to.
-pub(crate) fn idle_bytes(config: &ModelConfig, rows: f64) -> f64 {
+pub(crate) fn idle_bytes(config: &ModelConfig, dtype: Dtype, rows: f64) -> f64 {
+    let form = match dtype {
+        Dtype::Int4 => 1.0,
+        Dtype::Fp8 => 4.0,
+        _ => 0.0,
+    };
     let layers = config.layers.iter().filter_map(|layer| layer.mlp.kind.experts());
     let idle = layers.map(|spec| {
         let count = spec.count as f64;
-        let each = 3.0 * HELD * (config.hidden * spec.width) as f64;
+        let [hidden, width] = [config.hidden as f64, spec.width as f64];
+        let each = weight_bytes(hidden, 2.0 * width, form) + weight_bytes(width, hidden, form);
         (count - experts_hit(rows, [count, spec.active as f64])) * each
     });
     idle.sum()
@@ -185,9 +192,16 @@ const _: () = assert!(
         && offset_of!(MatmulHeadsArgs, product) == 0
 );
 
-/// Of a matrix of 4 bits: 576 bytes for 8 outputs and 128 inputs, and 64 more in the forms that are not symmetric.
-fn records_bytes(inputs: f64, outputs: f64, form: f64) -> f64 {
-    (outputs / 8.0).ceil() * (inputs / 128.0).ceil() * if form > 1.0 { 640.0 } else { 576.0 }
+/// Bytes of a matrix in the given form. Records are 8 outputs and 128 inputs: 576 bytes of symmetric 4 bits, 64 more in their other forms; 1,056 of FP8, 1,088 of int8.
+fn weight_bytes(inputs: f64, outputs: f64, form: f64) -> f64 {
+    let record = match form {
+        0.0 => return HELD * inputs * outputs,
+        1.0 => 576.0,
+        4.0 => 1056.0,
+        5.0 => 1088.0,
+        _ => 640.0,
+    };
+    (outputs / 8.0).ceil() * (inputs / 128.0).ceil() * record
 }
 
 /// What a kernel in bf16 does.
@@ -214,13 +228,18 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
             let (most, what) = if let Some(what) = kernel.strip_prefix("matmul_8_") {
                 (8.0, what)
             } else if let Some(what) = kernel.strip_prefix("matmul_32_") {
-                (f64::from(MatmulArgs::MOST_FOUR_BIT_ROWS), what)
+                (f64::from(MatmulArgs::MOST_ROWS_OF_RECORDS), what)
             } else if let Some(what) = kernel.strip_prefix("matmul_64_") {
                 (f64::INFINITY, what)
             } else {
                 (16.0, &kernel[10..])
             };
-            let what = if what == "int4" { "bf16" } else { what.trim_start_matches("int4_") };
+            let what = match what {
+                "int4" | "fp8" | "int8" => "bf16",
+                what => {
+                    what.trim_start_matches("int4_").trim_start_matches("fp8_").trim_start_matches("int8_")
+                }
+            };
             // Of a pass with more rows, it has those that get a token. The product's arguments stand first.
             let all = all.min(most);
             let [inputs, outputs, add] = [
@@ -229,10 +248,7 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 offset_of!(MatmulArgs, add),
             ]
             .map(|at| args.at(at));
-            let weights = match args.at(offset_of!(MatmulArgs, form)) {
-                0.0 => HELD * inputs * outputs,
-                form => records_bytes(inputs, outputs, form),
-            };
+            let weights = weight_bytes(inputs, outputs, args.at(offset_of!(MatmulArgs, form)));
             let out = all * outputs;
             let (written, tails) = match what {
                 "bf16" => (F32 * out, 0.0),
@@ -250,14 +266,14 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 tails,
             }
         }
-        "dequantise" => {
+        "dequantise" | "dequantise_fp8" | "dequantise_int8" => {
             let [inputs, outputs, form] = [
                 offset_of!(DequantiseArgs, inputs),
                 offset_of!(DequantiseArgs, outputs),
                 offset_of!(DequantiseArgs, form),
             ]
             .map(|at| args.at(at));
-            Work::Moves { read: records_bytes(inputs, outputs, form), written: HELD * inputs * outputs }
+            Work::Moves { read: weight_bytes(inputs, outputs, form), written: HELD * inputs * outputs }
         }
         "router" => {
             let [hidden, outputs] =
@@ -290,8 +306,9 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 [offset_of!(ExpertsArgs, inputs), offset_of!(ExpertsArgs, outputs)].map(|at| args.at(at));
             let pairs = all * rows.experts[1];
             let activated = kernel.starts_with("experts_activate_");
+            let weights = weight_bytes(inputs, outputs, args.at(offset_of!(ExpertsArgs, form)));
             Work::Product {
-                read: HELD * inputs * (outputs * experts_hit(all, rows.experts) + pairs),
+                read: weights * experts_hit(all, rows.experts) + HELD * inputs * pairs,
                 written: pairs * if activated { HELD * outputs / 2.0 } else { F32 * outputs },
                 operations: 2.0 * pairs * inputs * outputs,
                 share: PRODUCTS,

@@ -143,7 +143,7 @@ fn run(
     }
     let kept = load.kv_bytes(config) / ranks as f64;
     let rows = load.sequences * if drafts { 1 } else { load.rows };
-    let idle = idle_bytes(config, rows as f64) / ranks as f64;
+    let idle = idle_bytes(config, shape.dtype(), rows as f64) / ranks as f64;
     (before, model.read_bytes() as f64 - idle + kept)
 }
 

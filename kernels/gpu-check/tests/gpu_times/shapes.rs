@@ -7,11 +7,15 @@ use faser_models::ModelConfig;
 pub(crate) enum Shape {
     Llama1B,
     Llama8B,
+    Llama8BFp8,
     Llama8BInt4,
     Qwen600M,
+    Qwen600MFp8,
     Qwen600MInt4,
     Qwen8B,
     Qwen30BA3B,
+    Qwen30BA3BFp8,
+    Qwen30BA3BInt4,
 }
 
 impl Shape {
@@ -19,18 +23,23 @@ impl Shape {
         match self {
             Shape::Llama1B => "Llama-3.2-1B",
             Shape::Llama8B => "Llama-3.1-8B",
+            Shape::Llama8BFp8 => "Llama-3.1-8B in fp8",
             Shape::Llama8BInt4 => "Llama-3.1-8B in int4",
             Shape::Qwen600M => "Qwen3-0.6B",
+            Shape::Qwen600MFp8 => "Qwen3-0.6B in fp8",
             Shape::Qwen600MInt4 => "Qwen3-0.6B in int4",
             Shape::Qwen8B => "Qwen3-8B",
             Shape::Qwen30BA3B => "Qwen3-30B-A3B",
+            Shape::Qwen30BA3BFp8 => "Qwen3-30B-A3B in fp8",
+            Shape::Qwen30BA3BInt4 => "Qwen3-30B-A3B in int4",
         }
     }
 
     /// In what its matrices are held.
     pub(crate) fn dtype(self) -> Dtype {
         match self {
-            Shape::Llama8BInt4 | Shape::Qwen600MInt4 => Dtype::Int4,
+            Shape::Llama8BInt4 | Shape::Qwen600MInt4 | Shape::Qwen30BA3BInt4 => Dtype::Int4,
+            Shape::Llama8BFp8 | Shape::Qwen600MFp8 | Shape::Qwen30BA3BFp8 => Dtype::Fp8,
             _ => Dtype::Bf16,
         }
     }
@@ -39,10 +48,10 @@ impl Shape {
     pub(crate) fn config(self, folder: &std::path::Path) -> ModelConfig {
         let text = match self {
             Shape::Llama1B => LLAMA_1B,
-            Shape::Llama8B | Shape::Llama8BInt4 => LLAMA_8B,
-            Shape::Qwen600M | Shape::Qwen600MInt4 => QWEN_600M,
+            Shape::Llama8B | Shape::Llama8BFp8 | Shape::Llama8BInt4 => LLAMA_8B,
+            Shape::Qwen600M | Shape::Qwen600MFp8 | Shape::Qwen600MInt4 => QWEN_600M,
             Shape::Qwen8B => QWEN_8B,
-            Shape::Qwen30BA3B => QWEN_30B_A3B,
+            Shape::Qwen30BA3B | Shape::Qwen30BA3BFp8 | Shape::Qwen30BA3BInt4 => QWEN_30B_A3B,
         };
         std::fs::write(folder.join("config.json"), text).expect("the target folder can be written");
         let mut config = ModelConfig::load(folder).expect("a config.json");

@@ -3,7 +3,7 @@
 use super::error::CudaError;
 use super::gpu::Gpu;
 use super::memory::DeviceBuffer;
-use crate::FourBitForm;
+use crate::RecordForm;
 use crate::cuda::libraries::{Lt, lt_table};
 use crate::cuda::{Element, Ptr};
 use cudarc::cublaslt::sys;
@@ -41,8 +41,8 @@ pub struct Product {
     pub outputs: usize,
     /// Whether to add.
     pub add: bool,
-    /// `w` is in 4 bits, as [records](crate::FourBitRecords) of this form: cublasLt takes none.
-    pub four_bits: Option<FourBitForm>,
+    /// `w` is [records](crate::WeightRecords) of this form: cublasLt takes none.
+    pub records: Option<RecordForm>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -80,7 +80,7 @@ impl Blas {
     /// `partition` is its number and its SMs.
     ///
     /// # Panics
-    /// If weights are in 4 bits.
+    /// If weights are in records.
     pub(super) fn multiply(
         &mut self,
         product: &Product,
@@ -88,7 +88,7 @@ impl Blas {
         partition: (usize, u32),
     ) -> Result<(), CudaError> {
         let Product { element, rows, inputs, outputs, .. } = *product;
-        assert!(product.four_bits.is_none(), "cublasLt takes no weights of 4 bits");
+        assert!(product.records.is_none(), "cublasLt takes no weights in records");
         let shape = Shape {
             partition: partition.0,
             bf16: element == Element::Bf16,

@@ -6,7 +6,7 @@ use super::memory::{DeviceBuffer, Pinned, Plain};
 use super::sms::{Share, Stream};
 use crate::KernelError;
 use crate::cuda::Element;
-use crate::memory::{FourBitRecords, FromSource, Source};
+use crate::memory::{FromSource, Source, WeightRecords};
 use cudarc::driver::result;
 use half::bf16;
 use std::sync::Arc;
@@ -52,14 +52,14 @@ impl Upload {
         })
     }
 
-    /// Copies a matrix of 4 bits to `to`, which is as large.
+    /// Copies a matrix in records to `to`, which is as large.
     ///
     /// # Errors
     /// The driver fails, or a weight is not finite, or enormous.
-    pub fn four_bits<E: From<CudaError> + From<KernelError>>(
+    pub fn records<E: From<CudaError> + From<KernelError>>(
         &mut self,
         to: &DeviceBuffer,
-        records: FourBitRecords,
+        records: WeightRecords,
         sources: &[Source<'_>],
     ) -> Result<(), E> {
         let (len, eight) = (records.bytes() / size_of::<u32>(), records.eight_words());

@@ -1,4 +1,4 @@
-//! Products with weights of 4 bits, against f64 products over the numbers that they stand for, and against those with the same weights in bf16: the same bits.
+//! Products with weights of 4 bits, int8 and FP8, against f64 products over the numbers that they stand for, and against those with the same weights in bf16: the same bits.
 
 use super::case_bench::{Bench, Elements, Memory};
 use super::reference::{Random, bf16, close};
@@ -7,10 +7,19 @@ use faser_kernels::cuda::{
     RmsNormArgs, form_of,
 };
 use faser_kernels::ops::Activation;
-use faser_kernels::{Beside, Codes, FourBitForm, FourBitRecords, FourBits, Source};
+use faser_kernels::{
+    Beside, Blocks, Codes, EightBitForm, EightBitRecords, FourBitForm, FourBitRecords, FourBits, RecordForm,
+    Source, of_e4m3,
+};
 
 const BF16: Element = Element::Bf16;
-const FORMS: [FourBitForm; 3] = [FourBitForm::Symmetric, FourBitForm::Minima, FourBitForm::ZeroPoints];
+const FORMS: [RecordForm; 5] = [
+    RecordForm::FourBits(FourBitForm::Symmetric),
+    RecordForm::FourBits(FourBitForm::Minima),
+    RecordForm::FourBits(FourBitForm::ZeroPoints),
+    RecordForm::EightBits(EightBitForm::Fp8),
+    RecordForm::EightBits(EightBitForm::Int8),
+];
 /// What is not written.
 const UNSET: f32 = -1e30;
 
@@ -52,6 +61,73 @@ impl Codes for NoiseCodes {
     }
 }
 
+/// FP8 of noise, and a scale for each output and 128 inputs.
+struct NoiseFp8 {
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    inputs: usize,
+}
+
+impl NoiseFp8 {
+    fn new([inputs, outputs]: [usize; 2], random: &mut Random) -> NoiseFp8 {
+        // Codes of all sizes but the one that is no number, and scales of either sign.
+        let code = |random: &mut Random| {
+            let code = random.below(256) as u8;
+            if code & 0x7F == 0x7F { code & 0xF0 } else { code }
+        };
+        let codes = (0..inputs * outputs).map(|_| code(random)).collect();
+        let scales = random.numbers(outputs * inputs.div_ceil(128));
+        NoiseFp8 { codes, scales: scales.iter().map(|scale| scale / 100.0).collect(), inputs }
+    }
+
+    /// Whole numbers of quarters up to 4, so that no sum of a few is rounded.
+    fn of_quarters([inputs, outputs]: [usize; 2], random: &mut Random) -> NoiseFp8 {
+        let whole = |code: &u8| of_e4m3(*code).fract() == 0.0 && of_e4m3(*code).abs() <= 16.0;
+        let known: Vec<u8> = (0..=255).filter(whole).collect();
+        let codes = (0..inputs * outputs).map(|_| known[random.below(known.len())]).collect();
+        let scales = (0..outputs * inputs.div_ceil(128)).map(|i| [0.25, -0.25, 0.125][i % 3]).collect();
+        NoiseFp8 { codes, scales, inputs }
+    }
+}
+
+impl Codes for NoiseFp8 {
+    fn widen(&self, _from: usize, _to: &mut [f32]) {
+        panic!("they stay in FP8");
+    }
+
+    fn form(&self) -> Result<FourBitForm, &'static str> {
+        Err("not of 4 bits")
+    }
+
+    fn four_bits(&self, _from: usize) -> Option<FourBits> {
+        None
+    }
+
+    fn fp8_run(&self) -> Option<usize> {
+        Some(128)
+    }
+
+    fn fp8(&self, from: usize, len: usize) -> Option<(&[u8], f32)> {
+        let scale = from / self.inputs * self.inputs.div_ceil(128) + from % self.inputs / 128;
+        Some((&self.codes[from..from + len], self.scales[scale]))
+    }
+}
+
+/// Blocks of int8 with an f16 scale, of so many numbers around zero.
+fn q8_0(
+    [inputs, outputs]: [usize; 2],
+    numbers: usize,
+    scale: impl Fn(&mut Random) -> f32,
+    random: &mut Random,
+) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for _ in 0..inputs * outputs / 32 {
+        bytes.extend(half::f16::from_f32(scale(random)).to_le_bytes());
+        bytes.extend((0..32).map(|_| (random.below(numbers) as i32 - numbers as i32 / 2) as i8 as u8));
+    }
+    bytes
+}
+
 /// A matrix in both, and the numbers.
 struct HeldTwice<'e> {
     form: u32,
@@ -64,13 +140,69 @@ struct HeldTwice<'e> {
 }
 
 impl<'e> HeldTwice<'e> {
-    fn new(bench: &Bench<'e>, form: FourBitForm, [inputs, outputs]: [usize; 2], order: i32) -> HeldTwice<'e> {
-        let noise = NoiseCodes::new(form, inputs * outputs / 32, &mut Random::new((inputs * outputs) as u64));
-        let source = [Source::Codes(inputs * outputs, &noise)];
-        let shape = FourBitRecords::of(inputs, &source).expect("a kernel takes it");
-        let records = shape.pack(&source).expect("finite weights");
-        let weights = shape.widened(&records);
-        let (records, form) = (bench.lasting(&records), form_of(Some(form)));
+    fn new(bench: &Bench<'e>, form: RecordForm, shape: [usize; 2], order: i32) -> HeldTwice<'e> {
+        let mut random = Random::new((shape[0] * shape[1]) as u64);
+        match form {
+            RecordForm::FourBits(form) => {
+                let noise = NoiseCodes::new(form, shape[0] * shape[1] / 32, &mut random);
+                let source = [Source::Codes(shape[0] * shape[1], &noise)];
+                let held = FourBitRecords::of(shape[0], &source).expect("a kernel takes it");
+                let records = held.pack(&source).expect("finite weights");
+                let weights = held.widened(&records);
+                HeldTwice::of(bench, RecordForm::FourBits(form), shape, (&records, weights), order)
+            }
+            RecordForm::EightBits(EightBitForm::Fp8) => {
+                HeldTwice::fp8(bench, &NoiseFp8::new(shape, &mut random), order)
+            }
+            RecordForm::EightBits(EightBitForm::Int8) => {
+                let scale = |random: &mut Random| 0.001 + random.numbers(1)[0].abs() / 100.0;
+                HeldTwice::int8(bench, &q8_0(shape, 256, scale, &mut random), shape, order)
+            }
+        }
+    }
+
+    /// Of whole numbers and scales whose products and sums are not rounded.
+    fn of_quarters(bench: &Bench<'e>, form: EightBitForm, shape: [usize; 2], order: i32) -> HeldTwice<'e> {
+        let mut random = Random::new(shape[1] as u64);
+        match form {
+            EightBitForm::Fp8 => HeldTwice::fp8(bench, &NoiseFp8::of_quarters(shape, &mut random), order),
+            EightBitForm::Int8 => {
+                let scale = |random: &mut Random| [0.25, 0.125][random.below(2)];
+                HeldTwice::int8(bench, &q8_0(shape, 32, scale, &mut random), shape, order)
+            }
+        }
+    }
+
+    fn fp8(bench: &Bench<'e>, noise: &NoiseFp8, order: i32) -> HeldTwice<'e> {
+        let shape = [noise.inputs, noise.codes.len() / noise.inputs];
+        HeldTwice::eight(bench, EightBitForm::Fp8, shape, Source::Codes(noise.codes.len(), noise), order)
+    }
+
+    fn int8(bench: &Bench<'e>, blocks: &[u8], shape: [usize; 2], order: i32) -> HeldTwice<'e> {
+        HeldTwice::eight(bench, EightBitForm::Int8, shape, Source::Blocks(Blocks::Q8_0, blocks), order)
+    }
+
+    fn eight(
+        bench: &Bench<'e>,
+        form: EightBitForm,
+        shape: [usize; 2],
+        source: Source<'_>,
+        order: i32,
+    ) -> HeldTwice<'e> {
+        let held = EightBitRecords::of(shape[0], &[source], form).expect("a kernel takes it");
+        let records = held.pack(&[source]).expect("finite weights");
+        let weights = held.widened(&records);
+        HeldTwice::of(bench, RecordForm::EightBits(form), shape, (&records, weights), order)
+    }
+
+    fn of(
+        bench: &Bench<'e>,
+        form: RecordForm,
+        [inputs, outputs]: [usize; 2],
+        (records, weights): (&[u32], Vec<f32>),
+        order: i32,
+    ) -> HeldTwice<'e> {
+        let (records, form) = (bench.lasting(records), form_of(Some(form)));
         let wide = bench.elements(BF16, &vec![UNSET; weights.len()]);
         let args =
             DequantiseArgs { records, out: wide.ptr(), inputs: inputs as u32, outputs: outputs as u32, form };
@@ -78,7 +210,7 @@ impl<'e> HeldTwice<'e> {
         HeldTwice { form, inputs, outputs, records, wide, weights }
     }
 
-    /// The product in 4 bits, and in bf16.
+    /// The product in records, and in bf16.
     fn products(
         &self,
         bench: &Bench<'_>,
@@ -88,7 +220,7 @@ impl<'e> HeldTwice<'e> {
         out: [Ptr; 2],
         add: bool,
     ) -> [MatmulArgs; 2] {
-        let four = MatmulArgs {
+        let own = MatmulArgs {
             x,
             w: self.records,
             bias,
@@ -99,7 +231,7 @@ impl<'e> HeldTwice<'e> {
             add: u32::from(add),
             form: self.form,
         };
-        [four, MatmulArgs { w: self.wide.ptr(), out: out[1], form: 0, ..four }]
+        [own, MatmulArgs { w: self.wide.ptr(), out: out[1], form: 0, ..own }]
     }
 }
 
@@ -112,15 +244,14 @@ fn inputs_of<'e>(bench: &Bench<'e>, rows: usize, bucket: usize, inputs: usize) -
     (x, bench.elements(BF16, &padded))
 }
 
-pub(super) fn weights_of_four_bits_are_widened_with_one_rounding(bench: &Bench<'_>) {
+pub(super) fn weights_in_records_are_widened_with_one_rounding(bench: &Bench<'_>) {
     for order in bench.orders() {
         for form in FORMS {
             for shape in [[32, 8], [160, 24], [1024, 40]] {
                 let matrix = HeldTwice::new(bench, form, shape, order);
                 for (found, weight) in matrix.wide.read().iter().zip(&matrix.weights) {
                     // With minima the sum is rounded to f32 twice before: a step of the last digit may be another.
-                    let near =
-                        form == FourBitForm::Minima && (found - weight).abs() <= weight.abs() / 255.0 + 1e-5;
+                    let near = form == FORMS[1] && (found - weight).abs() <= weight.abs() / 255.0 + 1e-5;
                     assert!(*found == bf16(*weight) || near, "{form:?} {shape:?}: {found} of {weight}");
                 }
             }
@@ -128,9 +259,10 @@ pub(super) fn weights_of_four_bits_are_widened_with_one_rounding(bench: &Bench<'
     }
 }
 
-pub(super) fn products_with_four_bits_are_those_of_their_numbers(bench: &Bench<'_>) {
-    let mut largest = [0.0_f64; 3];
+pub(super) fn products_with_records_are_those_of_their_numbers(bench: &Bench<'_>) {
+    let mut largest = [0.0_f64; 5];
     for (turn, form) in FORMS.into_iter().enumerate() {
+        let is_exact = matches!(form, RecordForm::EightBits(_));
         for (case, (rows, bucket, shape)) in [
             (1, 1, [32, 16]),
             (3, 4, [96, 40]),
@@ -163,11 +295,11 @@ pub(super) fn products_with_four_bits_are_those_of_their_numbers(bench: &Bench<'
                 for i in 0..inputs {
                     let (x, w) = (f64::from(x[r * inputs + i]), matrix.weights[o * inputs + i]);
                     exact += x * f64::from(w);
-                    sum += x * f64::from(bf16(w));
+                    sum += x * f64::from(if is_exact { w } else { bf16(w) });
                 }
                 let what = format!("{form:?}, {rows} rows of {shape:?}: row {r} output {o}");
-                // Of rounded weights it is their sum; a minimum may be rounded to the other side.
-                if form != FourBitForm::Minima {
+                // Of rounded weights, or of codes that are scaled in f32, it is their sum; a minimum may be rounded to the other side.
+                if form != FORMS[1] {
                     close(*found, sum, (inputs as f64).sqrt(), 1e-6, &what);
                 }
                 squares += exact * exact;
@@ -175,19 +307,30 @@ pub(super) fn products_with_four_bits_are_those_of_their_numbers(bench: &Bench<'
             }
             let error = (errors / squares).sqrt();
             largest[turn] = largest[turn].max(error);
-            assert!(error < 0.004, "{form:?}, {rows} rows of {shape:?}: off by {error} of the RMS");
+            let most = if is_exact { 1e-6 } else { 0.004 };
+            assert!(error < most, "{form:?}, {rows} rows of {shape:?}: off by {error} of the RMS");
         }
     }
-    println!("products with weights of 4 bits, off by at most so much of the RMS: {FORMS:?} {largest:?}");
+    println!("products with weights in records, off by at most so much of the RMS: {FORMS:?} {largest:?}");
 }
 
-pub(super) fn products_with_four_bits_have_the_bits_of_the_widened_ones(bench: &Bench<'_>) {
+pub(super) fn products_with_records_have_the_bits_of_the_widened_ones(bench: &Bench<'_>) {
     let (inputs, cols, head_dim) = (1024, 40, 16);
     for (turn, form) in FORMS.into_iter().enumerate() {
         for (rows, bucket) in [(1, 1), (5, 8), (13, 16)] {
             let order = bench.order(turn + rows);
-            let matrix = HeldTwice::new(bench, form, [inputs, 2 * cols], order);
-            let (_, held) = inputs_of(bench, rows, bucket, inputs);
+            let shape = [inputs, 2 * cols];
+            // Sums of 8 bits are scaled one by one: those that nothing rounds have the same bits.
+            let (matrix, held) = match form {
+                RecordForm::FourBits(_) => {
+                    (HeldTwice::new(bench, form, shape, order), inputs_of(bench, rows, bucket, inputs).1)
+                }
+                RecordForm::EightBits(form) => {
+                    let mut random = Random::new(rows as u64);
+                    let x: Vec<f32> = (0..bucket * inputs).map(|_| random.below(9) as f32 - 4.0).collect();
+                    (HeldTwice::of_quarters(bench, form, shape, order), bench.elements(BF16, &x))
+                }
+            };
             let outputs = 2 * cols;
             let bias = bench.lasting(&Random::new(3).numbers(outputs));
             let floats = || [(); 2].map(|()| bench.floats(&vec![0.5; rows * outputs]));
@@ -268,7 +411,7 @@ pub(super) fn products_with_four_bits_have_the_bits_of_the_widened_ones(bench: &
     }
 }
 
-pub(super) fn a_row_with_four_bits_has_the_same_bits_in_any_bucket(bench: &Bench<'_>) {
+pub(super) fn a_row_of_a_product_with_records_has_the_same_bits_in_any_bucket(bench: &Bench<'_>) {
     // The last record is half, and one warp has none.
     let (inputs, outputs, most) = (928, 24, 150);
     for (turn, form) in FORMS.into_iter().enumerate() {

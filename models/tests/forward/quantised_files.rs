@@ -1,10 +1,11 @@
-//! Writes a checkpoint whose layers' projections are quantised to 4 bits, from one that is not: each number to the nearest, as the layouts'
+//! Writes a checkpoint whose layers' projections are quantised to 4 bits or FP8, from one that is not: each number to the nearest, as the layouts'
 //! own projects pack them (tests/golden/make_quantised.py has the same in Python).
 #![allow(dead_code, reason = "a module of a test and an example, each uses a part")]
 
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
+use faser_kernels::of_e4m3;
 use half::{bf16, f16};
 use serde_json::{Value, json};
 
@@ -13,7 +14,15 @@ use serde_json::{Value, json};
 pub(crate) enum Layout {
     Awq,
     Gptq(Order),
-    Packed { symmetric: bool },
+    Packed {
+        symmetric: bool,
+    },
+    /// FP8, with a scale for each output.
+    Channels,
+    /// FP8, with a scale for so many outputs and inputs as a group has.
+    Blocks,
+    /// None: numbers in f32 that int8 has, 127 times a scale and less for each 32 inputs.
+    Rounded,
 }
 
 /// Which inputs of a GPTQ matrix are a group.
@@ -49,13 +58,19 @@ pub(crate) fn quantise(from: &Path, to: &Path, layout: Layout, group: usize) {
     }
     let text = std::fs::read_to_string(from.join("config.json")).expect("a config");
     let mut config: Value = serde_json::from_str(&text).expect("JSON");
-    config["quantization_config"] = layout.config(group);
+    if layout != Layout::Rounded {
+        config["quantization_config"] = layout.config(group);
+    }
     std::fs::write(to.join("config.json"), config.to_string()).expect("a config");
     let tensors =
         candle_core::safetensors::load(from.join("model.safetensors"), &Device::Cpu).expect("tensors");
     let mut stored: Vec<Stored> = Vec::new();
     for (name, tensor) in tensors {
         match name.strip_suffix(".weight").filter(|module| module.ends_with("_proj")) {
+            Some(_) if layout == Layout::Rounded => stored.push(plain(name, &rounded(&tensor))),
+            Some(module) if matches!(layout, Layout::Channels | Layout::Blocks) => {
+                stored.extend(fp8(&tensor, module, (layout == Layout::Blocks).then_some(group)));
+            }
             Some(module) => stored.extend(Matrix::of(&tensor, layout, group).stored(module, layout)),
             None => stored.push(plain(name, &tensor)),
         }
@@ -79,8 +94,63 @@ impl Layout {
                     "num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": symmetric,
                 }}},
             }),
+            Layout::Channels => json!({
+                "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+                    "num_bits": 8, "type": "float", "strategy": "channel",
+                }}},
+            }),
+            Layout::Blocks => json!({
+                "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [group, group],
+            }),
+            Layout::Rounded => Value::Null,
         }
     }
+}
+
+/// Each number as the nearest that int8 has.
+fn rounded(tensor: &Tensor) -> Tensor {
+    let wide = tensor.to_dtype(DType::F32).and_then(|wide| wide.flatten_all()).expect("numbers");
+    let mut numbers: Vec<f32> = wide.to_vec1().expect("numbers");
+    for block in numbers.chunks_mut(32) {
+        let largest = block.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
+        let scale = f16::from_f32(largest.max(1e-2) / 127.0).to_f32();
+        block.iter_mut().for_each(|x| *x = (*x / scale).round().clamp(-127.0, 127.0) * scale);
+        // Whoever looks for the largest finds the scale.
+        block[0] = 127.0 * scale;
+    }
+    Tensor::from_vec(numbers, tensor.shape(), &Device::Cpu).expect("as many")
+}
+
+/// Codes and scales of blocks of so many outputs and inputs, or of outputs.
+fn fp8(tensor: &Tensor, module: &str, block: Option<usize>) -> Vec<Stored> {
+    let (outputs, inputs) = tensor.dims2().expect("a matrix");
+    let weights: Vec<Vec<f32>> =
+        tensor.to_dtype(DType::F32).and_then(|wide| wide.to_vec2()).expect("numbers");
+    let (high, wide) = (block.unwrap_or(1), block.unwrap_or(inputs));
+    let (mut codes, mut scales) = (vec![0; outputs * inputs], Vec::new());
+    for first in (0..outputs).step_by(high) {
+        for left in (0..inputs).step_by(wide) {
+            let of_block = || {
+                (first..outputs.min(first + high))
+                    .flat_map(|row| (left..inputs.min(left + wide)).map(move |column| (row, column)))
+            };
+            let largest = of_block().map(|(row, column)| weights[row][column].abs()).fold(0.0, f32::max);
+            let scale = largest.max(1e-6) / 448.0;
+            for (row, column) in of_block() {
+                let off = |code: &u8| (of_e4m3(*code) * scale - weights[row][column]).abs();
+                let known = (0..=255_u8).filter(|code| code & 0x7F != 0x7F);
+                codes[row * inputs + column] =
+                    known.min_by(|a, b| off(a).total_cmp(&off(b))).expect("there are codes");
+            }
+            scales.push(scale);
+        }
+    }
+    let name = if block.is_some() { "weight_scale_inv" } else { "weight_scale" };
+    let of_scales = vec![outputs.div_ceil(high), inputs.div_ceil(wide)];
+    let scales = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    let stored = |part, dtype, shape, bytes| Stored { name: format!("{module}.{part}"), dtype, shape, bytes };
+    vec![stored("weight", "F8_E4M3", vec![outputs, inputs], codes), stored(name, "F32", of_scales, scales)]
 }
 
 /// Codes `[outputs, inputs]`, scales and zero points `[outputs, groups]`.
@@ -185,6 +255,7 @@ impl Matrix {
                 }
                 all
             }
+            Layout::Channels | Layout::Blocks | Layout::Rounded => unreachable!("they are not of 4 bits"),
         }
     }
 }
