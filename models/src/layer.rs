@@ -37,12 +37,14 @@ pub(crate) struct Branch<M = Matrix, V = Vector> {
 }
 
 impl<M, V> Layer<M, V> {
-    /// Its matrices.
-    pub(crate) fn matrices(&self) -> Vec<&M> {
+    /// Those that all rows go through: not the experts'.
+    pub(crate) fn matrices_of_all(&self) -> Vec<&M> {
         let mut all = vec![&self.attention.inputs, &self.attention.output];
         match &self.mlp {
             MlpBranch::Dense(mlp) => all.extend([&mlp.inputs, &mlp.output]),
-            MlpBranch::Experts(mlp) => all.extend(mlp.matrices()),
+            MlpBranch::Experts(mlp) => {
+                all.extend(mlp.shared.iter().flat_map(|of_all| [&of_all.inputs, &of_all.output]))
+            }
         }
         all
     }

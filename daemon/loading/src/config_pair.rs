@@ -175,7 +175,7 @@ fn quantised(
     if all == 0 {
         let held = match dtype {
             Dtype::Int4 => beside,
-            _ if on_gpu => dtype.beside(),
+            Dtype::Fp8 => Dtype::Bf16,
             _ => dtype,
         };
         return Ok(Some(format!(

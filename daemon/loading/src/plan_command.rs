@@ -293,8 +293,8 @@ fn devices(config: &Config, topology: &Topology) -> Result<(PlanDevices, Vec<Str
 /// What takes less memory than this.
 fn smaller(dtype: Dtype, on_gpu: bool) -> &'static [Dtype] {
     match (dtype, on_gpu) {
-        (Dtype::F32, true) => &[Dtype::Bf16, Dtype::Fp8, Dtype::Int4],
-        (Dtype::Bf16, true) => &[Dtype::Fp8, Dtype::Int4],
+        (Dtype::F32, true) => &[Dtype::Bf16, Dtype::Int8, Dtype::Fp8, Dtype::Int4],
+        (Dtype::Bf16, true) => &[Dtype::Int8, Dtype::Fp8, Dtype::Int4],
         (Dtype::Int8 | Dtype::Fp8, true) => &[Dtype::Int4],
         (Dtype::F32, false) => &[Dtype::Bf16, Dtype::Int8, Dtype::Int4],
         (Dtype::Bf16, false) => &[Dtype::Int8, Dtype::Int4],

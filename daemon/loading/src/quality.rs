@@ -1,7 +1,7 @@
 //! What the target that a config names loses by its dtype, over a text.
 
 use faser_actors::Dtype;
-use faser_config::Config;
+use faser_config::{Config, ConfigError};
 use faser_hub::Extent;
 use faser_models::Quality;
 
@@ -19,6 +19,10 @@ pub fn quality(
     most: usize,
     watch: Watch<'_>,
 ) -> Result<(Quality, Dtype), LoadError> {
+    if config.model.dtype == Dtype::Fp8 {
+        let message = "`--quality` reads the text on the CPU, which has no `model.dtype: fp8`: leave it out, or choose another dtype for it";
+        return Err(ConfigError { place: None, message: message.to_owned() }.into());
+    }
     let config = &fetched(config, Extent::Whole, watch)?;
     let pair = pair(config, false)?;
     let mut tokens = pair.tokenizer.encode_beginning(text, most.saturating_add(1))?;

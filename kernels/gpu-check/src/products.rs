@@ -1,4 +1,4 @@
-//! Products on a split, by cublasLt with its SMs as target and by our own kernel for few rows: right, and how fast.
+//! Products on a split, by cublasLt with its SMs as target and by our own kernel for few rows, also of weights in 4 and 8 bits: right, and how fast.
 
 use std::sync::Arc;
 
@@ -7,8 +7,10 @@ use super::probes::{self, FillArgs};
 use super::rates::read_bytes_per_s;
 use super::{CheckResult, Report, Setting, seconds};
 use faser_kernels::cuda::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Element, Gpu, MatmulArgs, Product, Ptr, Share,
+    Arena, CudaError, CudaLane, DequantiseArgs, DeviceBuffer, Element, Gpu, MatmulArgs, Product, Ptr, Share,
+    form_of,
 };
+use faser_kernels::{EightBitForm, EightBitRecords, FourBitRecords, Source, WeightRecords};
 
 /// SMs of the first half.
 const SPLIT: u32 = 32;
@@ -97,7 +99,10 @@ fn speed(lane: &mut CudaLane, setting: &Setting, report: &mut Report<'_>) -> Che
     let bandwidth = read_bytes_per_s(lane, setting)?;
     let (element, most) = (Element::Bf16, ROWS[ROWS.len() - 1]);
     let buffer = |count: usize, bytes: usize| DeviceBuffer::zeroed(&gpu, count * bytes, "a product");
-    let weights = (0..matrices).map(|_| buffer(inputs * outputs, 2)).collect::<Result<Vec<_>, _>>()?;
+    let records = records(inputs, outputs);
+    let most_bytes =
+        records.iter().map(|(_, records)| records.bytes()).fold(inputs * outputs * 2, usize::max);
+    let weights = (0..matrices).map(|_| buffer(most_bytes, 1)).collect::<Result<Vec<_>, _>>()?;
     let (x, out) = (buffer(most * inputs, 2)?, buffer(most * outputs, 4)?);
     for (to, count) in weights.iter().map(|w| (w, inputs * outputs)).chain([(&x, most * inputs)]) {
         lane.launch(&FillArgs::new(element, to.ptr(), count, 5, 0.05).launch(sms))?;
@@ -140,8 +145,55 @@ fn speed(lane: &mut CudaLane, setting: &Setting, report: &mut Report<'_>) -> Che
             })?;
             report.timed(name(rows, "by our kernel"), took * 1e6, "us", Some(floor));
         }
+        for (held_in, records) in &records {
+            let (count, form) = (counted(&gpu, lane, rows)?, form_of(Some(records.form())));
+            let took = seconds(lane, setting.small, &mut |lane, run| {
+                let args = MatmulArgs {
+                    x: x.ptr(),
+                    w: of(run),
+                    bias: Ptr::NULL,
+                    out: out.ptr(),
+                    rows: count.0,
+                    inputs: inputs as u32,
+                    outputs: outputs as u32,
+                    add: 0,
+                    form,
+                };
+                lane.launch(&args.launch(element, rows as u32, sms))
+            })?;
+            let floor = records.bytes() as f64 / bandwidth * 1e6;
+            report.timed(name(rows, &format!("in {held_in} by our kernel")), took * 1e6, "us", Some(floor));
+        }
+    }
+    let wide = buffer(inputs * outputs, 2)?;
+    for (held_in, records) in &records {
+        let (out, form) = (wide.ptr(), form_of(Some(records.form())));
+        let (inputs, outputs) = (inputs as u32, outputs as u32);
+        let took = seconds(lane, setting.small, &mut |lane, run| {
+            let records = weights[run % matrices].ptr();
+            lane.launch(&DequantiseArgs { records, out, inputs, outputs, form }.launch(sms))
+        })?;
+        let floor = (records.bytes() as f64 + 2.0 * f64::from(inputs) * f64::from(outputs)) / bandwidth * 1e6;
+        let what = format!("{inputs} x {outputs} from {held_in} to bf16 on {sms} SMs");
+        report.timed(what, took * 1e6, "us", Some(floor));
     }
     Ok(())
+}
+
+/// How a matrix lies in fewer bits than bf16; what its numbers are does not count here.
+fn records(inputs: usize, outputs: usize) -> [(&'static str, WeightRecords); 3] {
+    let source = [Source::Made(inputs * outputs, &|_, _| {})];
+    let eight = |form| {
+        let records =
+            EightBitRecords::of(inputs, &source, form).expect("whole steps of inputs, and eights of outputs");
+        WeightRecords::EightBits(records)
+    };
+    let four = FourBitRecords::of(inputs, &source).expect("whole steps of inputs, and eights of outputs");
+    [
+        ("int4", WeightRecords::FourBits(four)),
+        ("fp8", eight(EightBitForm::Fp8)),
+        ("int8", eight(EightBitForm::Int8)),
+    ]
 }
 
 /// A number of rows where kernels look for it, and what holds it.

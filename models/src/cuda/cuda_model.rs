@@ -232,9 +232,14 @@ impl CudaModel {
         layers.iter().map(|layer| layer.bytes(bytes, |_| 0)).sum::<u64>() + bytes(head)
     }
 
-    /// Numbers of the largest matrix in records.
+    /// Numbers of the largest matrix in records that is widened: experts' never are.
     pub(super) fn most_widened(&self) -> Option<usize> {
-        self.parts.layers.iter().flat_map(|layer| layer.matrices()).filter_map(CudaMatrix::widens_to).max()
+        self.parts
+            .layers
+            .iter()
+            .flat_map(|layer| layer.matrices_of_all())
+            .filter_map(CudaMatrix::widens_to)
+            .max()
     }
 
     /// Stages of keys and values that attention has under way on this GPU.

@@ -70,7 +70,7 @@ impl<F: FnMut(&DeviceBuffer, HeldRows, &[Source<'_>]) -> Result<(), ModelError>>
                 let (stack, of_first) = &self.stacks[self.came - 1];
                 if *of_first != held {
                     let problem = "the experts of a layer are quantised in different ways, for which there are no kernels on GPUs: choose \
-                                   `model.dtype: bf16`";
+                                   `model.dtype: int8` or `bf16`";
                     return Err(CudaError::Unfit(problem.to_owned()).into());
                 }
                 stack.part(expert * bytes, bytes)

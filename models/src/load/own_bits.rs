@@ -16,7 +16,7 @@ pub struct OwnBits {
     pub kept: usize,
     /// Those of them that a GPU does too.
     pub on_gpu: usize,
-    /// Those that it holds in int8, and a GPU in bf16.
+    /// Those that it holds in int8, and a GPU in bf16, unless fp8 is asked for and they are.
     pub others: usize,
     /// Why, of the first of these.
     pub why: Option<&'static str>,
