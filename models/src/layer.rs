@@ -43,7 +43,7 @@ impl<M, V> Layer<M, V> {
         match &self.mlp {
             MlpBranch::Dense(mlp) => all.extend([&mlp.inputs, &mlp.output]),
             MlpBranch::Experts(mlp) => {
-                all.extend(mlp.shared.iter().flat_map(|of_all| [&of_all.inputs, &of_all.output]))
+                all.extend(mlp.shared.iter().flat_map(|of_all| [&of_all.inputs, &of_all.output]));
             }
         }
         all
