@@ -1,4 +1,4 @@
-// dequantise: a matrix of 4 bits, int8 or FP8 as rows of bf16, each weight rounded once, for products of many rows. A warp takes a record.
+// dequantise_*: a matrix of 4 bits, int8 or FP8 as rows of bf16, each weight rounded once, for products of many rows. A warp takes a record.
 struct DequantiseArgs {
     const u32 *records;
     bf16 *out; // [outputs][inputs]
@@ -18,7 +18,7 @@ template <typename Records> DEVICE void dequantise_records(const DequantiseArgs 
         }
     }
 }
-KERNEL(256, 48) dequantise(DequantiseArgs a) {
+KERNEL(256, 48) dequantise_int4(DequantiseArgs a) {
     FourBits w;
     w.records = a.records, w.form = a.form;
     dequantise_records(a, w);

@@ -13,7 +13,7 @@ struct MatmulArgs {
     const float *bias; // or null
     float *out; // [rows][outputs]
     const u32 *rows;
-    u32 inputs, outputs, add, form; // of w, where it is of 4 bits (records.cuh)
+    u32 inputs, outputs, add, form; // of w, where it is in records (records.cuh)
 };
 
 typedef const bf16 *Bf16Rows;

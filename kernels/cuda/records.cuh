@@ -8,7 +8,7 @@ static constexpr u32 RECORD_STEPS = 4;
 // four for each output; then, unless the form is symmetric, their minima or zero points in the same order.
 //
 // A weight is `number scale + least` in f32, rounded once to bf16. For whole zero points the sum is exact before that: it is the bf16 of the file's number.
-static constexpr u32 SYMMETRIC = 1, MINIMA = 2, ZERO_POINTS = 3; // forms: those of kernels/src/cuda/matmul_launches.rs
+static constexpr u32 SYMMETRIC = 1, MINIMA = 2, ZERO_POINTS = 3; // forms: those of kernels/src/cuda/matmul_launches.rs, which chooses kernels by the others
 
 // What a lane has of a record: a word for each step, and in 16 bits for each step its output's scale and what stands beside it.
 struct FourBitLane { uint4 numbers; u64 scales, beside; };

@@ -2,7 +2,7 @@
 //! that a launch is the same for all passes of a bucket.
 
 use super::launch::{Element, Launch, Ptr, strided};
-use super::matmul_launches::of_form;
+use super::matmul_launches::choose_by_form;
 use super::row_launches::RmsNormArgs;
 
 /// The logits of the experts, of rows as normalised; f32 in every variant.
@@ -172,7 +172,7 @@ impl ExpertsArgs {
         let (kernel, each) = match element {
             Element::F32 => (f32, 8),
             Element::Bf16 if !self.inputs.is_multiple_of(32) => (bf16, 8),
-            Element::Bf16 => (of_form(self.form, tiled)[usize::from(most.rows > 8)], tile),
+            Element::Bf16 => (choose_by_form(self.form, tiled)[usize::from(most.rows > 8)], tile),
         };
         let blocks = strided(most.groups.saturating_mul(outputs.div_ceil(each)), sms, 8);
         Launch::new(kernel, [blocks, 1, 1], 256, self)

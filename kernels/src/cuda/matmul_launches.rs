@@ -50,11 +50,19 @@ impl MatmulArgs {
         if most_rows > Self::MOST_OF_TILE {
             let tiles = self.outputs.div_ceil(128) * most_rows.div_ceil(64);
             let kernels = ["matmul_64_bf16", "matmul_64_int4", "matmul_64_fp8", "matmul_64_int8"];
-            return Launch::new(of_form(self.form, kernels), [strided(tiles, sms, 2), 1, 1], 256, self);
+            return Launch::new(
+                choose_by_form(self.form, kernels),
+                [strided(tiles, sms, 2), 1, 1],
+                256,
+                self,
+            );
         }
         if most_rows > Self::MOST_ROWS {
             return self.tiled(
-                of_form(self.form, ["matmul_32_bf16", "matmul_32_int4", "matmul_32_fp8", "matmul_32_int8"]),
+                choose_by_form(
+                    self.form,
+                    ["matmul_32_bf16", "matmul_32_int4", "matmul_32_fp8", "matmul_32_int8"],
+                ),
                 sms,
                 self,
             );
@@ -80,7 +88,7 @@ impl MatmulArgs {
     /// On tensor cores, by the kernel for up to 8 or for up to 16 rows, of weights in bf16, 4 bits, FP8 or int8.
     fn tensor<A>(self, kernels: [[&'static str; 2]; 4], most_rows: u32, sms: u32, args: A) -> Launch<A> {
         assert!(Self::fits(most_rows, self.inputs), "matmul: {most_rows} rows of {} inputs", self.inputs);
-        self.tiled(of_form(self.form, kernels)[usize::from(most_rows > 8)], sms, args)
+        self.tiled(choose_by_form(self.form, kernels)[usize::from(most_rows > 8)], sms, args)
     }
 
     fn tiled<A>(self, kernel: &'static str, sms: u32, args: A) -> Launch<A> {
@@ -107,7 +115,7 @@ pub fn form_of(weights: Option<RecordForm>) -> u32 {
 }
 
 /// Of one for weights in bf16, and one each for 4 bits, FP8 and int8, that for weights of this form.
-pub(super) fn of_form<T>(form: u32, [bf16, four_bits, fp8, int8]: [T; 4]) -> T {
+pub(super) fn choose_by_form<T>(form: u32, [bf16, four_bits, fp8, int8]: [T; 4]) -> T {
     match form {
         0 => bf16,
         FP8 => fp8,
@@ -140,7 +148,7 @@ impl DequantiseArgs {
         let kernel = match self.form {
             FP8 => "dequantise_fp8",
             INT8 => "dequantise_int8",
-            _ => "dequantise",
+            _ => "dequantise_int4",
         };
         Launch::new(kernel, [strided(records.div_ceil(8), sms, 8), 1, 1], 256, self)
     }

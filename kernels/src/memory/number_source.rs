@@ -107,8 +107,8 @@ impl HeadRows {
 }
 
 /// The greatest that divides both.
-fn common(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { common(b, a % b) }
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// Numbers that are made at a time.
@@ -200,7 +200,7 @@ impl Source<'_> {
             Source::Reordered(whole, _) => whole.fp8_run(),
             Source::Part(whole, Slice { first, cols, stride, .. }) => {
                 let run = whole.fp8_run()?;
-                Some(if run >= *stride { *cols } else { common(run, first % stride) })
+                Some(if run >= *stride { *cols } else { greatest_common_divisor(run, first % stride) })
             }
             _ => None,
         }

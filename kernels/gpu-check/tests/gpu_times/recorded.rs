@@ -266,7 +266,7 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 tails,
             }
         }
-        "dequantise" | "dequantise_fp8" | "dequantise_int8" => {
+        "dequantise_int4" | "dequantise_fp8" | "dequantise_int8" => {
             let [inputs, outputs, form] = [
                 offset_of!(DequantiseArgs, inputs),
                 offset_of!(DequantiseArgs, outputs),

@@ -82,7 +82,7 @@ pub enum CudaError {
     /// The weights do not fit, which is known before any of them is copied.
     #[error(
         "the weights take {needed_bytes} bytes of GPU memory in {dtype}, and {free_bytes} of {total_bytes} are free. Choose a smaller \
-         model, or model.dtype: bf16 or int4, or end what else runs on this GPU"
+         model, or a model.dtype of fewer bits (bf16, int8, fp8, int4), or end what else runs on this GPU"
     )]
     Weights {
         /// How much they take.
