@@ -1,13 +1,13 @@
 #!/bin/sh
 # Runs `faser gpu-check` on a machine with a GPU, in pieces that each end within ten minutes; needs the release binary and nothing else.
 #
-#   sh gpu_checks.sh [FASER [PIECE..]]     FASER: the binary (./faser); PIECE: right, ranks, speed, policies (all of them, one after the other)
+#   sh gpu_checks.sh [FASER [PIECE..]]     FASER: the binary (./faser); PIECE: right, ranks, speed, models, policies (all of them, one after the other)
 #
 # Finds the driver, NVRTC, cublasLt and NCCL, in the usual places, and says what it found. Tables and JSON go to $OUT, or the folder
 # gpu-checks-out. DEVICE is the GPU's number, EXTRA more options. The status is 1 if a check failed or a piece did not end.
 faser=${1:-./faser}
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- right ranks speed policies
+[ $# -gt 0 ] || set -- right ranks speed models policies
 out=${OUT:-gpu-checks-out}
 mkdir -p "$out" || exit 1
 [ -x "$faser" ] || { echo "there is no program $faser: name the release binary of faser"; exit 1; }
@@ -41,8 +41,9 @@ for piece in "$@"; do
         right) only=device,compile,ops,logits,split,graph,flags,illegal-address,tokens,lost ;;
         ranks) only=nccl ;;
         speed) only=rates,products,attention,passes,overlap ;;
+        models) only=models ;;
         policies) only=policies ;;
-        *) echo "there is no piece $piece: right, ranks, speed, policies"; exit 1 ;;
+        *) echo "there is no piece $piece: right, ranks, speed, models, policies"; exit 1 ;;
     esac
     echo "== $piece: $only"
     # The limits of the checks of a piece add up to less.

@@ -93,5 +93,5 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
     }
     merge_tile<T, QUERIES>(a);
 }
-KERNEL(128, 64, 1) attention_f32(AttentionArgs a) { attention<float>(a); }
-KERNEL(128, 64, 1) attention_bf16(AttentionArgs a) { attention<bf16>(a); }
+KERNEL(128, 96, 1) attention_f32(AttentionArgs a) { attention<float>(a); }
+KERNEL(128, 96, 1) attention_bf16(AttentionArgs a) { attention<bf16>(a); }

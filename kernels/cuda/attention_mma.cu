@@ -30,16 +30,25 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
     static constexpr u32 TILE = POSITIONS * ROW; // keys of a stage; so many values follow
     static constexpr u32 OF_QUERIES = QUERIES / 16, OF_POSITIONS = 4 / OF_QUERIES;
     static constexpr u32 SPAN = POSITIONS / OF_POSITIONS; // positions of a warp in a stage
+    static constexpr u32 NOT_OF_IT = 0, ONE_OF_SOME = 1, ALONE = 2;
 
     // Asks for the keys and values of 64 positions; zeros from `end` on, lest 0 times what was there be NaN.
     static __device__ __forceinline__ void fetch(const AttentionArgs &a, const u32 *table, bf16 *stage, u32 start, u32 end) {
-        for (u32 i = threadIdx.x; i < POSITIONS * (DIM / 8); i += THREADS) {
-            const u32 row = i / (DIM / 8), column = i % (DIM / 8) * 8, position = start + row;
-            const bool wanted = position < end;
-            const size_t block = table[(wanted ? position : start) / BLOCK];
-            const size_t at = ((block * a.kv_heads + blockIdx.y) * BLOCK + position % BLOCK) * DIM + column;
-            copy_async(stage + row * ROW + column, a.keys + at, wanted);
-            copy_async(stage + TILE + row * ROW + column, a.values + at, wanted);
+        constexpr u32 ACROSS = DIM / 8, APART = THREADS / ACROSS, EACH = POSITIONS / APART;
+        const u32 row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS * 8;
+        // All of the table's words are under way before one is waited for.
+        u32 blocks[EACH];
+#pragma unroll
+        for (u32 j = 0; j < EACH; j++) {
+            const u32 position = start + row + j * APART;
+            blocks[j] = table[(position < end ? position : start) / BLOCK];
+        }
+#pragma unroll
+        for (u32 j = 0; j < EACH; j++) {
+            const u32 position = start + row + j * APART, place = (row + j * APART) * ROW + column;
+            const size_t at = (((size_t)blocks[j] * a.kv_heads + blockIdx.y) * BLOCK + position % BLOCK) * DIM + column;
+            copy_async(stage + place, a.keys + at, position < end);
+            copy_async(stage + TILE + place, a.values + at, position < end);
         }
     }
 
@@ -68,6 +77,12 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
         const u32 start = (from > seen_from ? from : seen_from) / POSITIONS * POSITIONS;
         if (start >= to) return;
 
+        const u32 count = (to - start + POSITIONS - 1) / POSITIONS;
+        for (u32 s = 0; s < STAGES - 1; s++) {
+            if (s < count) fetch(a, table, stages + s * 2 * TILE, start + s * POSITIONS, to);
+            copy_commit();
+        }
+
         // The thread's two queries, eight apart, and its place in fragments.
         const u32 g = lane() / 4, t = lane() % 4, part = warp() / OF_QUERIES, first_row = warp() % OF_QUERIES * 16;
         u32 begins[2], ends[2], q[DIM / 16][4];
@@ -90,12 +105,6 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
 #pragma unroll
         for (u32 n = 0; n < DIM / 8; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
         const float to_log2 = a.scale * LOG2_E;
-        const auto scaled = [&](float score) { return a.soft_cap != 0.0f ? capped(score * a.scale, a.soft_cap) * LOG2_E : score * to_log2; };
-        const u32 count = (to - start + POSITIONS - 1) / POSITIONS;
-        for (u32 s = 0; s < STAGES - 1; s++) {
-            if (s < count) fetch(a, table, stages + s * 2 * TILE, start + s * POSITIONS, to);
-            copy_commit();
-        }
         for (u32 s = 0; s < count; s++) {
             copy_wait<STAGES - 2>();
             __syncthreads(); // this stage is there for all, and all are done with the one before, whose place the next takes
@@ -117,10 +126,25 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
                     multiply_add(scores[n], q[2 * k + 1], b[2], b[3]);
                 }
             }
+            // To powers of two; the branch is one of all scores, lest each wait for its own.
+            if (a.soft_cap != 0.0f) {
+#pragma unroll
+                for (u32 n = 0; n < SPAN / 8; n++) {
+#pragma unroll
+                    for (u32 c = 0; c < 4; c++) scores[n][c] = capped(scores[n][c] * a.scale, a.soft_cap) * LOG2_E;
+                }
+            } else {
+#pragma unroll
+                for (u32 n = 0; n < SPAN / 8; n++) {
+#pragma unroll
+                    for (u32 c = 0; c < 4; c++) scores[n][c] *= to_log2;
+                }
+            }
             // Scores to exponentials, with what was summed before brought to the new largest score.
             const u32 first = start + s * POSITIONS + part * SPAN + 2 * t;
 #pragma unroll
             for (u32 i = 0; i < 2; i++) {
+                const u32 low = begins[i] > from ? begins[i] : from, high = ends[i] < to ? ends[i] : to;
                 float highest = largest[i];
 #pragma unroll
                 for (u32 n = 0; n < SPAN / 8; n++) {
@@ -128,7 +152,7 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
                     for (u32 c = 0; c < 2; c++) {
                         const u32 position = first + n * 8 + c;
                         float &score = scores[n][2 * i + c];
-                        score = position >= begins[i] && position >= from && position < ends[i] && position < to ? scaled(score) : -infinity();
+                        score = position >= low && position < high ? score : -infinity();
                         highest = fmaxf(highest, score);
                     }
                 }
@@ -177,6 +201,17 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
         float *parts = (float *)bytes; // [part][query][DIM + 4]
         float2 *stats = (float2 *)(parts + 64 * (DIM + 4)); // [part][query]
         const u32 g = lane() / 4, t = lane() % 4, part = warp() / OF_QUERIES, first_row = warp() % OF_QUERIES * 16;
+        // Whether this split is one of a query's, and its only one: known before anything waits for it.
+        __shared__ u32 which[QUERIES];
+        if (threadIdx.x < QUERIES) {
+            const u32 query = tile.first_query + threadIdx.x;
+            u32 found = NOT_OF_IT;
+            if (query < queries) {
+                const u32 end = a.positions[chunk.first + query / group] + 1, begin = first_seen(end, a.window, a.first), split = split_of(a, end);
+                if (blockIdx.x >= begin / split && blockIdx.x <= (end - 1) / split) found = begin / split == (end - 1) / split ? ALONE : ONE_OF_SOME;
+            }
+            which[threadIdx.x] = found;
+        }
         __syncthreads(); // all are done with the stages; no copy is under way: the last groups are empty
         for (u32 i = 0; i < 2; i++) {
             total[i] += __shfl_xor_sync(~0u, total[i], 1);
@@ -201,16 +236,14 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
             const u32 query = tile.first_query + row;
             if (query >= queries) break;
             const u32 r = chunk.first + query / group, head = blockIdx.y * group + query % group;
-            const u32 end = a.positions[r] + 1, begin = first_seen(end, a.window, a.first);
-            const u32 split = split_of(a, end);
-            if (blockIdx.x < begin / split || blockIdx.x > (end - 1) / split) continue; // not of this row
+            if (which[row] == NOT_OF_IT) continue;
             float top = -infinity(), sum = 0.0f, factors[OF_POSITIONS];
             for (u32 p = 0; p < OF_POSITIONS; p++) top = fmaxf(top, stats[p * QUERIES + row].x);
             for (u32 p = 0; p < OF_POSITIONS; p++) {
                 factors[p] = exp2_fast(stats[p * QUERIES + row].x - top);
                 sum += stats[p * QUERIES + row].y * factors[p];
             }
-            const bool alone = begin / split == (end - 1) / split;
+            const bool alone = which[row] == ALONE;
             const size_t place = ((size_t)r * a.heads + head) * a.splits + blockIdx.x;
             if (alone && a.sinks) sum += exp2_fast(a.sinks[head] * LOG2_E - top);
             for (u32 i = lane(); i < DIM; i += WARP) {
@@ -237,8 +270,8 @@ KERNEL(128, 168) attention_mma_64_32(AttentionArgs a) { Attention<64, 32>::run(a
 KERNEL(128, 168) attention_mma_64_64(AttentionArgs a) { Attention<64, 64>::run(a); }
 KERNEL(128, 200) attention_mma_128_16(AttentionArgs a) { Attention<128, 16>::run(a); }
 KERNEL(128, 200) attention_mma_128_32(AttentionArgs a) { Attention<128, 32>::run(a); }
-KERNEL(128, 216) attention_mma_128_64(AttentionArgs a) { Attention<128, 64>::run(a); }
+KERNEL(128, 248) attention_mma_128_64(AttentionArgs a) { Attention<128, 64>::run(a); }
 // Where a block has no shared memory for three stages.
 KERNEL(128, 200) attention_mma_128_16_two(AttentionArgs a) { Attention<128, 16, 2>::run(a); }
 KERNEL(128, 200) attention_mma_128_32_two(AttentionArgs a) { Attention<128, 32, 2>::run(a); }
-KERNEL(128, 216) attention_mma_128_64_two(AttentionArgs a) { Attention<128, 64, 2>::run(a); }
+KERNEL(128, 248) attention_mma_128_64_two(AttentionArgs a) { Attention<128, 64, 2>::run(a); }

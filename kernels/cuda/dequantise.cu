@@ -14,7 +14,7 @@ template <typename Records> DEVICE void dequantise_records(const DequantiseArgs 
         bf16 *out = a.out + (size_t)output * a.inputs + lane() % 4 * 8;
 #pragma unroll
         for (u32 k = 0; k < RECORD_STEPS; k++) {
-            if (first + k < steps) *(uint4 *)(out + (first + k) * STEP) = w.weights(held, k);
+            if (first + k < steps) store_word(out + (first + k) * STEP, w.weights(held, k));
         }
     }
 }

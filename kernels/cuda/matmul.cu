@@ -64,7 +64,7 @@ template <u32 TILES, typename W = Bf16Rows> DEVICE void matmul_activate(const Ma
 KERNEL(256, 80, 3) matmul_8_activate(MatmulActivateArgs a) { matmul_activate<1>(a); }
 KERNEL(256, 80, 3) matmul_16_activate(MatmulActivateArgs a) { matmul_activate<2>(a); }
 
-// A product whose rows are normalised when all of them is there; one ticket.
+// A product whose rows are normalised when all of them is there, one after the other, so of very few; one ticket.
 struct MatmulNormArgs { MatmulArgs product; RmsNormArgs norm; u32 *tickets; };
 template <u32 TILES, typename W = Bf16Rows> DEVICE void matmul_norm(const MatmulNormArgs &given) {
     __shared__ float shared[32];
@@ -77,7 +77,6 @@ template <u32 TILES, typename W = Bf16Rows> DEVICE void matmul_norm(const Matmul
     matmul_tiles<TILES, false, W>(a, [&](u32 r, u32 at, float sum, float) { finish(a, r, at, sum); }, after);
 }
 KERNEL(256, 80, 3) matmul_8_norm(MatmulNormArgs a) { matmul_norm<1>(a); }
-KERNEL(256, 80, 3) matmul_16_norm(MatmulNormArgs a) { matmul_norm<2>(a); }
 
 // Queries, keys and values, each head finished when all of it is there; a ticket for each head, whose outputs are whole tiles.
 struct MatmulHeadsArgs { MatmulArgs product; QkvArgs heads; u32 *tickets; };
@@ -113,7 +112,6 @@ KERNEL(256, 80, 3) matmul_16_int4(MatmulArgs a) { matmul_alone<2, FourBits>(a); 
 KERNEL(256, 80, 3) matmul_8_int4_activate(MatmulActivateArgs a) { matmul_activate<1, FourBits>(a); }
 KERNEL(256, 80, 3) matmul_16_int4_activate(MatmulActivateArgs a) { matmul_activate<2, FourBits>(a); }
 KERNEL(256, 80, 3) matmul_8_int4_norm(MatmulNormArgs a) { matmul_norm<1, FourBits>(a); }
-KERNEL(256, 112, 2) matmul_16_int4_norm(MatmulNormArgs a) { matmul_norm<2, FourBits>(a); }
 KERNEL(256, 80, 3) matmul_8_int4_heads(MatmulHeadsArgs a) { matmul_heads<1, FourBits>(a); }
 KERNEL(256, 80, 3) matmul_16_int4_heads(MatmulHeadsArgs a) { matmul_heads<2, FourBits>(a); }
 
@@ -123,7 +121,6 @@ KERNEL(256, 80, 3) matmul_16_fp8(MatmulArgs a) { matmul_alone<2, Fp8>(a); }
 KERNEL(256, 80, 3) matmul_8_fp8_activate(MatmulActivateArgs a) { matmul_activate<1, Fp8>(a); }
 KERNEL(256, 80, 3) matmul_16_fp8_activate(MatmulActivateArgs a) { matmul_activate<2, Fp8>(a); }
 KERNEL(256, 80, 3) matmul_8_fp8_norm(MatmulNormArgs a) { matmul_norm<1, Fp8>(a); }
-KERNEL(256, 80, 3) matmul_16_fp8_norm(MatmulNormArgs a) { matmul_norm<2, Fp8>(a); }
 KERNEL(256, 80, 3) matmul_8_fp8_heads(MatmulHeadsArgs a) { matmul_heads<1, Fp8>(a); }
 KERNEL(256, 80, 3) matmul_16_fp8_heads(MatmulHeadsArgs a) { matmul_heads<2, Fp8>(a); }
 
@@ -133,30 +130,30 @@ KERNEL(256, 128, 2) matmul_16_int8(MatmulArgs a) { matmul_alone<2, Int8>(a); }
 KERNEL(256, 80, 3) matmul_8_int8_activate(MatmulActivateArgs a) { matmul_activate<1, Int8>(a); }
 KERNEL(256, 80, 3) matmul_16_int8_activate(MatmulActivateArgs a) { matmul_activate<2, Int8>(a); }
 KERNEL(256, 80, 3) matmul_8_int8_norm(MatmulNormArgs a) { matmul_norm<1, Int8>(a); }
-KERNEL(256, 128, 2) matmul_16_int8_norm(MatmulNormArgs a) { matmul_norm<2, Int8>(a); }
 KERNEL(256, 80, 3) matmul_8_int8_heads(MatmulHeadsArgs a) { matmul_heads<1, Int8>(a); }
 KERNEL(256, 128, 2) matmul_16_int8_heads(MatmulHeadsArgs a) { matmul_heads<2, Int8>(a); }
 
-// More rows than these, 32 at a time: a block goes on with them while the tile's weights are in the cache.
-template <typename W> DEVICE void matmul_32(const MatmulArgs &a) {
-    __shared__ float parts[WARPS][4][4][WARP];
+// More rows than these, 16 at a time: a block goes on with them while the tile's weights are in the cache.
+template <typename W> DEVICE void matmul_128(const MatmulArgs &a) {
+    constexpr u32 SOME = 16;
+    __shared__ float parts[WARPS][SOME / 8][4][WARP];
     const u32 rows = *a.rows;
     W w;
     weights_of(a, w);
     for (u32 tile = blockIdx.x; tile * OUTPUTS < a.outputs; tile += gridDim.x) {
-        for (u32 first = 0; first < rows; first += 32) {
-            const u32 some = rows - first < 32 ? rows - first : 32, g = lane() / 4;
+        for (u32 first = 0; first < rows; first += SOME) {
+            const u32 some = rows - first < SOME ? rows - first : SOME, g = lane() / 4;
             const bf16 *x = (const bf16 *)a.x + (size_t)(first + g) * a.inputs + lane() % 4 * 8;
             const auto load = [=](u32 n, u32 step) { return load_or_zero(x + (size_t)n * 8 * a.inputs + step * STEP, n * 8 + g < some); };
             const auto write = [&](u32 r, u32 at, float sum, float) { finish(a, first + r, at, sum); };
-            sum_tile<4, false>(parts, w, a.inputs, a.outputs, tile, some, load, write);
+            sum_tile<SOME / 8, false>(parts, w, a.inputs, a.outputs, tile, some, load, write);
         }
     }
 }
-KERNEL(256, 128, 2) matmul_32_bf16(MatmulArgs a) { matmul_32<Bf16Rows>(a); }
-KERNEL(256, 128, 2) matmul_32_int4(MatmulArgs a) { matmul_32<FourBits>(a); }
-KERNEL(256, 128, 2) matmul_32_fp8(MatmulArgs a) { matmul_32<Fp8>(a); }
-KERNEL(256, 128, 2) matmul_32_int8(MatmulArgs a) { matmul_32<Int8>(a); }
+KERNEL(256, 128, 2) matmul_128_bf16(MatmulArgs a) { matmul_128<Bf16Rows>(a); }
+KERNEL(256, 128, 2) matmul_128_int4(MatmulArgs a) { matmul_128<FourBits>(a); }
+KERNEL(256, 128, 2) matmul_128_fp8(MatmulArgs a) { matmul_128<Fp8>(a); }
+KERNEL(256, 128, 2) matmul_128_int8(MatmulArgs a) { matmul_128<Int8>(a); }
 
 // Many rows, each with the bits that it has among few: a block has 64 rows and 128 outputs, a warp sixteen of these. It goes through the inputs alone, and so through one
 // after the other of the parts that eight warps have of them above, and adds these in the same order. Rows come by cp.async, two steps of 64 at a time, three of these under way.

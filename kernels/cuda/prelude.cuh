@@ -209,6 +209,7 @@ DEVICE void load_matrices(u32 *to, const void *row) { emu::load_matrices(to, row
 DEVICE void load_matrices_transposed(u32 *to, const void *row) { emu::load_matrices(to, row, true); }
 DEVICE void multiply_add(float *c, const u32 *a, u32 b0, u32 b1) { emu::multiply_add(c, a, b0, b1); }
 DEVICE uint4 load_once(const void *at) { return *(const uint4 *)at; }
+DEVICE void store_word(void *at, const uint4 &x) { *(uint4 *)at = x; }
 DEVICE u32 this_sm() { return NOTHING; }
 DEVICE void illegal_write(u32 *) { emu::fail("a write to memory that is not there"); }
 DEVICE void tell_host(u32 *at, u32 value) { *at = value; }
@@ -241,6 +242,10 @@ DEVICE uint4 load_once(const void *at) {
     uint4 x;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(at));
     return x;
+}
+// 16 bytes at once: an assignment of what a function gives becomes four stores of 4 bytes, each of which the L2 cache takes for a sector.
+DEVICE void store_word(void *at, const uint4 &x) {
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 // The SM that this block runs on; a host has none.
 DEVICE u32 this_sm() {

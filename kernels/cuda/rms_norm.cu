@@ -5,6 +5,6 @@ template <typename T, bool ADD> DEVICE void rms_norm(const RmsNormArgs &a) {
     const u32 rows = *a.rows;
     for (u32 r = blockIdx.x; r < rows; r += gridDim.x) norm_row<T, ADD>(a, r, shared);
 }
-KERNEL(256, 40) rms_norm_f32(RmsNormArgs a) { rms_norm<float, false>(a); }
-KERNEL(256, 40) rms_norm_bf16(RmsNormArgs a) { rms_norm<bf16, false>(a); }
-KERNEL(256, 40) rms_norm_add(RmsNormArgs a) { rms_norm<float, true>(a); }
+KERNEL(256, 64) rms_norm_f32(RmsNormArgs a) { rms_norm<float, false>(a); }
+KERNEL(256, 64) rms_norm_bf16(RmsNormArgs a) { rms_norm<bf16, false>(a); }
+KERNEL(256, 64) rms_norm_add(RmsNormArgs a) { rms_norm<float, true>(a); }

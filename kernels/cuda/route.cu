@@ -22,14 +22,26 @@ KERNEL(256, 64) router(RouterArgs a) {
         const u32 first = item / a.outputs * ROWS, output = item % a.outputs;
         const float *w = a.w + (size_t)output * a.hidden, *x = a.x + (size_t)first * a.hidden;
         float squares[ROWS] = {}, sums[ROWS] = {};
-#pragma unroll 2
-        for (u32 i = lane(); i < a.hidden; i += WARP) {
-            const float weight = a.norm[i] * w[i];
+        const auto add = [&](u32 r, float value, float weight) {
+            squares[r] = __fmaf_rn(value, value, squares[r]);
+            sums[r] = __fmaf_rn(value, weight, sums[r]);
+        };
+        if (a.hidden % 4 == 0) {
+#pragma unroll 4
+            for (u32 i = lane() * 4; i < a.hidden; i += WARP * 4) {
+                const float4 norm = load_four(a.norm + i), of = load_four(w + i);
+                float4 values[ROWS];
 #pragma unroll
-            for (u32 r = 0; r < ROWS; r++) {
-                const float value = first + r < rows ? x[(size_t)r * a.hidden + i] : 0.0f;
-                squares[r] = __fmaf_rn(value, value, squares[r]);
-                sums[r] = __fmaf_rn(value, weight, sums[r]);
+                for (u32 r = 0; r < ROWS; r++) values[r] = load_four(x + (first + r < rows ? (size_t)r * a.hidden : 0) + i);
+#pragma unroll
+                for (u32 r = 0; r < ROWS; r++) {
+                    add(r, values[r].x, norm.x * of.x), add(r, values[r].y, norm.y * of.y);
+                    add(r, values[r].z, norm.z * of.z), add(r, values[r].w, norm.w * of.w);
+                }
+            }
+        } else {
+            for (u32 i = lane(); i < a.hidden; i += WARP) {
+                for (u32 r = 0; r < ROWS; r++) add(r, first + r < rows ? x[(size_t)r * a.hidden + i] : 0.0f, a.norm[i] * w[i]);
             }
         }
         for (u32 r = 0; r < ROWS; r++) {
@@ -53,19 +65,25 @@ struct RouteArgs {
     u32 count, stride, active, renormed;
 };
 
-static constexpr u32 MOST_EXPERTS = 1024;
+static constexpr u32 MOST_EXPERTS = 1024, HELD = 4; // logits that a lane keeps, of the first 128
+static constexpr u32 MOST_HELD = 4096; // choices of a pass that stand in shared memory
 
 // The experts of one row, at most 32 of them, by a warp.
 DEVICE void choose(const RouteArgs &a, u32 r) {
     const float *logits = a.logits + (size_t)r * a.stride;
-    u64 last = ~0ull;
+    // What is no number is the last to be chosen; the sum makes one of both zeros.
+    const auto key = [&](u32 e) { return key_of(logits[e] == logits[e] ? logits[e] + 0.0f : -infinity(), e); };
+    u64 last = ~0ull, held[HELD];
+#pragma unroll
+    for (u32 j = 0; j < HELD; j++) held[j] = lane() + j * WARP < a.count ? key(lane() + j * WARP) : 0;
     u32 own = NOTHING; // of lane k the expert that is chosen k-th
     for (u32 k = 0; k < a.active; k++) {
         u64 best = 0;
-        for (u32 e = lane(); e < a.count; e += WARP) {
-            // What is no number is the last to be chosen; the sum makes one of both zeros.
-            const u64 key = key_of(logits[e] == logits[e] ? logits[e] + 0.0f : -infinity(), e);
-            if (key < last && key > best) best = key;
+#pragma unroll
+        for (u32 j = 0; j < HELD; j++) best = held[j] < last && held[j] > best ? held[j] : best;
+        for (u32 e = lane() + HELD * WARP; e < a.count; e += WARP) {
+            const u64 other = key(e);
+            if (other < last && other > best) best = other;
         }
         last = warp_max(best);
         if (lane() == k) own = token_of(last);
@@ -84,12 +102,17 @@ DEVICE void choose(const RouteArgs &a, u32 r) {
 
 KERNEL(1024, 64, 1) route(RouteArgs a) {
     __shared__ u32 counts[MOST_EXPERTS];
+    __shared__ u16 near[MOST_HELD];
     const u32 rows = *a.rows, pairs = rows * a.active, warps = blockDim.x / WARP;
     for (u32 r = blockIdx.x * warps + warp(); r < rows; r += gridDim.x * warps) choose(a, r);
     if (!is_last(a.tickets, gridDim.x)) return;
+    // Each expert's warp looks at all of them, twice.
+    for (u32 pair = threadIdx.x; pair < pairs && pair < MOST_HELD; pair += blockDim.x) near[pair] = (u16)a.chosen[pair];
+    __syncthreads();
+    const auto chosen = [&](u32 pair) { return pair < MOST_HELD ? near[pair] : a.chosen[pair]; };
     for (u32 e = warp(); e < a.count; e += warps) {
         u32 found = 0;
-        for (u32 pair = lane(); pair - lane() < pairs; pair += WARP) found += __popc(__ballot_sync(~0u, pair < pairs && a.chosen[pair] == e));
+        for (u32 pair = lane(); pair - lane() < pairs; pair += WARP) found += __popc(__ballot_sync(~0u, pair < pairs && chosen(pair) == e));
         if (lane() == 0) counts[e] = found;
     }
     __syncthreads();
@@ -111,7 +134,7 @@ KERNEL(1024, 64, 1) route(RouteArgs a) {
             a.starts[group + some] = pairs;
         }
         for (u32 pair = lane(); some && pair - lane() < pairs; pair += WARP) {
-            const bool goes = pair < pairs && a.chosen[pair] == e;
+            const bool goes = pair < pairs && chosen(pair) == e;
             const u32 votes = __ballot_sync(~0u, goes), at = place + __popc(votes & ((1u << lane()) - 1));
             if (goes) {
                 a.places[pair] = at;

@@ -27,10 +27,77 @@ struct RmsNormArgs {
     float eps;
 };
 
+// Four numbers that follow one another, wherever they lie. Where they are one word, a thread has all of its loads under way at once: one number at a time, each would wait for the
+// store before it.
+static constexpr u32 QUADS = 4; // of a thread: 4096 columns of a block
+DEVICE float4 load_four(const float *at) { return *(const float4 *)at; }
+DEVICE float4 load_four(const bf16 *at) {
+    const uint2 pairs = *(const uint2 *)at;
+    float4 x;
+    x.x = __uint_as_float(pairs.x << 16), x.y = __uint_as_float(pairs.x & 0xffff0000u);
+    x.z = __uint_as_float(pairs.y << 16), x.w = __uint_as_float(pairs.y & 0xffff0000u);
+    return x;
+}
+DEVICE void store_four(float *at, const float4 &x) { *(float4 *)at = x; }
+DEVICE void store_four(bf16 *at, const float4 &x) {
+    uint2 pairs;
+    pairs.x = pack(x.x, x.y), pairs.y = pack(x.z, x.w);
+    *(uint2 *)at = pairs;
+}
+// Whether rows of so many columns, from there on, are whole words of four.
+DEVICE bool in_fours(const void *at, u32 cols) { return ((u64)at % 16 | cols % 4) == 0; }
+
+// `to` becomes what `change` makes of the numbers of `from`, by a block, where both are whole words of four.
+template <typename From, typename Change> DEVICE void change_fours(float *to, const From *from, u32 cols, const Change &change) {
+    for (u32 start = threadIdx.x * 4; start < cols; start += QUADS * 4 * blockDim.x) {
+        float4 held[QUADS];
+#pragma unroll
+        for (u32 j = 0; j < QUADS; j++) {
+            const u32 i = start + j * 4 * blockDim.x;
+            held[j] = load_four(from + (i < cols ? i : start));
+        }
+#pragma unroll
+        for (u32 j = 0; j < QUADS; j++) {
+            const u32 i = start + j * 4 * blockDim.x;
+            if (i < cols) store_four(to + i, change(held[j]));
+        }
+    }
+}
+
 // One row by a block; `shared` has a place for each warp.
 template <typename T, bool ADD> DEVICE void norm_row(const RmsNormArgs &a, u32 r, float *shared) {
     const float *x = a.x + (size_t)r * a.x_stride;
     T *out = (T *)a.out + (size_t)r * a.out_stride;
+    const bool fours = in_fours(a.x, a.cols | a.x_stride | a.out_stride) && in_fours(a.out, 0) && in_fours(a.weight, 0);
+    if (fours && a.weight && a.cols <= QUADS * 4 * blockDim.x) {
+        float4 held[QUADS], weight[QUADS];
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < QUADS; j++) {
+            const u32 i = (threadIdx.x + j * blockDim.x) * 4;
+            held[j] = load_four(x + (i < a.cols ? i : 0)), weight[j] = load_four(a.weight + (i < a.cols ? i : 0));
+        }
+#pragma unroll
+        for (u32 j = 0; j < QUADS; j++) {
+            const float4 &y = held[j];
+            if ((threadIdx.x + j * blockDim.x) * 4 < a.cols) sum += y.x * y.x + y.y * y.y + (y.z * y.z + y.w * y.w);
+        }
+        const float inverse = 1.0f / sqrtf(block_sum(sum, shared) / (float)a.cols + a.eps);
+#pragma unroll
+        for (u32 j = 0; j < QUADS; j++) {
+            const u32 i = (threadIdx.x + j * blockDim.x) * 4;
+            if (i >= a.cols) break;
+            const float4 &y = held[j], &w = weight[j];
+            float4 z;
+            z.x = y.x * inverse * w.x, z.y = y.y * inverse * w.y, z.z = y.z * inverse * w.z, z.w = y.w * inverse * w.w;
+            if (ADD) {
+                const float4 before = load_four(out + i);
+                z.x += before.x, z.y += before.y, z.z += before.z, z.w += before.w;
+            }
+            store_four(out + i, z);
+        }
+        return;
+    }
     if (!a.weight) {
         for (u32 i = threadIdx.x; i < a.cols; i += blockDim.x) out[i] = Of<T>::round(ADD ? widen(out[i]) + x[i] : x[i]);
         return;
@@ -157,33 +224,73 @@ template <u32 QUERIES, typename Args> DEVICE u32 end_of_tile(const Args &a, cons
     return end;
 }
 
-// What the splits found for a head of a row, brought to one largest score and added, from the first split to the last, by a warp. Rows that lie in one split
-// alone are finished already.
-template <typename T, typename Args> DEVICE void merge_splits(const Args &a, u32 r, u32 head) {
-    const size_t item = (size_t)r * a.heads + head;
-    const u32 end = a.positions[r] + 1, begin = first_seen(end, a.window, a.first);
-    const u32 split = split_of(a, end), first = begin / split, last = (end - 1) / split;
-    if (first == last) return;
-    const float2 *stats = a.stats + item * a.splits;
-    float largest = -infinity(), total = 0.0f;
-    for (u32 s = first; s <= last; s++) largest = fmaxf(largest, stats[s].x);
-    for (u32 s = first; s <= last; s++) total += stats[s].y * exp_of(stats[s].x - largest);
-    if (a.sinks) total += exp_of(a.sinks[head] - largest);
-    for (u32 i = lane(); i < a.head_dim; i += WARP) {
-        float sum = 0.0f;
-        for (u32 s = first; s <= last; s++) sum += a.sums[(item * a.splits + s) * a.head_dim + i] * exp_of(stats[s].x - largest);
-        ((T *)a.out)[item * a.head_dim + i] = Of<T>::round(sum / total);
-    }
-}
-
-// The queries of a tile of so many, by the last of the blocks that have its splits. For all blocks of a tile that has some, whatever they had to do. What is read anew here need
-// not be kept while they attend.
+// The queries of a tile of so many, by the last of the blocks that have its splits: what these found, brought to one largest score and added, from the first split to the last. Rows that lie
+// in one split alone are finished already. For all blocks of a tile that has some, whatever they had to do. What is read anew here need not be kept while they attend.
+static constexpr u32 MOST_SPLITS = 16; // ATTENTION_SPLITS of kernels/src/cuda/attention_launches.rs
 template <typename T, u32 QUERIES, typename Args> DEVICE void merge_tile(const Args &a) {
+    __shared__ float factors[QUERIES][MOST_SPLITS], totals[QUERIES];
+    __shared__ u32 counts[QUERIES], firsts[QUERIES];
     if (a.splits == 1 || !is_last(a.tickets + blockIdx.z * gridDim.y + blockIdx.y, gridDim.x)) return;
     const auto tile = a.tiles[blockIdx.z];
     const Chunk chunk = a.chunks[tile.chunk];
-    const u32 group = a.heads / a.kv_heads, end = end_of_tile<QUERIES>(a, chunk, tile.first_query, group, chunk.rows * group);
-    for (u32 query = tile.first_query + warp(); query < end; query += blockDim.x / WARP) {
-        merge_splits<T>(a, chunk.first + query / group, blockIdx.y * group + query % group);
+    const u32 group = a.heads / a.kv_heads, queries = end_of_tile<QUERIES>(a, chunk, tile.first_query, group, chunk.rows * group) - tile.first_query;
+    const auto item_of = [&](u32 query) { // its head of its row
+        query += tile.first_query;
+        return (size_t)(chunk.first + query / group) * a.heads + blockIdx.y * group + query % group;
+    };
+    // A thread for a query: the factors of its splits.
+    for (u32 query = threadIdx.x; query < queries; query += blockDim.x) {
+        const size_t item = item_of(query);
+        const u32 end = a.positions[item / a.heads] + 1, begin = first_seen(end, a.window, a.first), split = split_of(a, end);
+        const u32 first = begin / split, count = (end - 1) / split + 1 - first;
+        counts[query] = count, firsts[query] = first;
+        if (count == 1) continue;
+        const float2 *stats = a.stats + item * a.splits + first;
+        float largest = -infinity(), total = 0.0f;
+#pragma unroll 4
+        for (u32 s = 0; s < count; s++) largest = fmaxf(largest, stats[s].x);
+#pragma unroll 4
+        for (u32 s = 0; s < count; s++) {
+            const float factor = exp_of(stats[s].x - largest);
+            factors[query][s] = factor;
+            total += stats[s].y * factor;
+        }
+        if (a.sinks) total += exp_of(a.sinks[item % a.heads] - largest);
+        totals[query] = total;
+    }
+    __syncthreads();
+    // A thread for pairs of elements, some at a time: what they are added from is under way for all of these.
+    constexpr u32 SOME = 4;
+    const u32 pairs = a.head_dim / 2, all = queries * pairs;
+    for (u32 base = threadIdx.x; base < all; base += SOME * blockDim.x) {
+        const float2 *from[SOME];
+        float2 sums[SOME];
+        u32 of[SOME], most = 0;
+#pragma unroll
+        for (u32 j = 0; j < SOME; j++) {
+            const u32 item = base + j * blockDim.x < all ? base + j * blockDim.x : base;
+            of[j] = item / pairs;
+            from[j] = (const float2 *)(a.sums + (item_of(of[j]) * a.splits + firsts[of[j]]) * a.head_dim) + item % pairs;
+            sums[j].x = sums[j].y = 0.0f;
+            most = counts[of[j]] > most ? counts[of[j]] : most;
+        }
+#pragma unroll 2
+        for (u32 s = 0; s < most; s++) {
+#pragma unroll
+            for (u32 j = 0; j < SOME; j++) {
+                if (s >= counts[of[j]] || counts[of[j]] == 1) continue;
+                const float2 found = from[j][(size_t)s * pairs];
+                sums[j].x += found.x * factors[of[j]][s];
+                sums[j].y += found.y * factors[of[j]][s];
+            }
+        }
+#pragma unroll
+        for (u32 j = 0; j < SOME; j++) {
+            const u32 item = base + j * blockDim.x;
+            if (item >= all || counts[of[j]] == 1) continue;
+            T *out = (T *)a.out + item_of(of[j]) * a.head_dim + item % pairs * 2;
+            out[0] = Of<T>::round(sums[j].x / totals[of[j]]);
+            out[1] = Of<T>::round(sums[j].y / totals[of[j]]);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Compiles every kernel for every architecture that is served, into a folder that `FASER_CUBINS` then names for the build of a
 //! binary that needs no NVRTC (kernels/build.rs). Needs NVRTC, no GPU.
 //!
-//! `cargo run -p faser-kernels --example prebuild_cubins -- FOLDER`
+//! `cargo run -p faser-kernels --example prebuild_cubins -- FOLDER [ARCH..]`: such as `sm_90` alone, where the binary is for one kind of GPU.
 
 use faser_kernels::cuda::{ARCHS, Compiler, File, files, prebuilt_name};
 use std::error::Error;
@@ -28,8 +28,17 @@ fn main() -> Result<(), Box<dyn Error>> {
             fs::remove_file(path)?;
         }
     }
-    let (major, minor) = Compiler::new(ARCHS[0], None)?.version();
-    let (started, archs) = (Instant::now(), Mutex::new(ARCHS.iter()));
+    let wanted: Vec<String> = std::env::args().skip(2).collect();
+    if let Some(unknown) = wanted.iter().find(|arch| !ARCHS.contains(&arch.as_str())) {
+        return Err(format!("there is no architecture {unknown}: {}", ARCHS.join(", ")).into());
+    }
+    let archs: Vec<&str> = ARCHS
+        .iter()
+        .copied()
+        .filter(|arch| wanted.is_empty() || wanted.iter().any(|one| one == arch))
+        .collect();
+    let (major, minor) = Compiler::new(archs[0], None)?.version();
+    let (started, archs) = (Instant::now(), Mutex::new(archs.iter()));
     let next = || archs.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {
         let run = || -> Result<(), Box<dyn Error + Send + Sync>> {

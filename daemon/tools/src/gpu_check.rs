@@ -239,6 +239,7 @@ pub(super) const CHECKS: &[Entry] = &[
         checks::passes,
     ),
     entry("overlap", "drafting and verifying in turns, and at once on splits", 160, checks::overlap),
+    entry("models", "passes of known models, beside what was predicted of them", 240, checks::models),
     entry("policies", "policies against each other through the service", 560, policies),
 ];
 

@@ -2,7 +2,7 @@
 struct SmsArgs { u32 *seen; u32 sms, turns; };
 struct CopyArgs { const uint4 *from; uint4 *to; u64 count; };
 struct ReadArgs { const uint4 *from; u32 *sum; u64 count; };
-struct FillArgs { void *to; u64 count, seed; float scale; u32 bf16; };
+struct FillArgs { void *to; u64 count, seed; float scale; u32 kind; };
 struct NoiseArgs { u32 *out; u32 count, position; u64 seed; };
 struct WaitArgs { const u32 *flag; u32 *looks; u32 most; };
 struct IllegalWriteArgs { u32 *at; };
@@ -42,12 +42,14 @@ KERNEL(512, 64) check_read(ReadArgs a) {
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     if (lane() == 0) atomicAdd(a.sum, sum);
 }
-// Numbers between -scale and scale.
+// Numbers between -scale and scale; or words of which no part is large, infinite or no number.
 KERNEL(256, 40) check_fill(FillArgs a) {
     const u64 stride = (u64)gridDim.x * blockDim.x;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < a.count; i += stride) {
-        const float x = (__int2float_rn((int)(mix(a.seed + i) >> 40)) * (1.0f / 8388608.0f) - 1.0f) * a.scale;
-        if (a.bf16) ((u16 *)a.to)[i] = round_bf16(x);
+        const u64 bits = mix(a.seed + i);
+        const float x = (__int2float_rn((int)(bits >> 40)) * (1.0f / 8388608.0f) - 1.0f) * a.scale;
+        if (a.kind == 2) ((u32 *)a.to)[i] = (u32)(bits >> 32) & 0x37373737u;
+        else if (a.kind == 1) ((u16 *)a.to)[i] = round_bf16(x);
         else ((float *)a.to)[i] = x;
     }
 }

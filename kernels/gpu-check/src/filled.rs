@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use faser_kernels::cuda::{CudaLane, Element, Gpu, Share};
+use faser_kernels::Dtype;
+use faser_kernels::cuda::{CudaLane, Gpu, Share};
 use faser_models::cuda::CudaModel;
 use faser_models::{ModelConfig, ModelError, Shard};
 
@@ -11,19 +12,24 @@ use super::probes::{self, FillArgs};
 /// The largest weight: what goes through many layers stays finite.
 const LARGEST: f32 = 0.02;
 
-/// A model whose weights are small numbers of a generator, made on the GPU. The kernels of checks are loaded there.
+/// A model whose weights are small numbers of a generator, made on the GPU; in records, which are codes and scales, words that are small numbers
+/// however they are read. The kernels of checks are loaded there.
 ///
 /// # Errors
 /// The GPU has not enough memory.
-pub(crate) fn filled(gpu: &Arc<Gpu>, config: ModelConfig, element: Element) -> Result<CudaModel, ModelError> {
+pub(crate) fn filled(gpu: &Arc<Gpu>, config: ModelConfig, dtype: Dtype) -> Result<CudaModel, ModelError> {
     probes::load(gpu)?;
     let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
     let mut seed = 0;
-    let model = CudaModel::filled(gpu, (config, Shard::WHOLE), element.dtype(), |buffer, held| {
-        let element = held.unwrap_or(element);
+    let model = CudaModel::filled(gpu, (config, Shard::WHOLE), dtype, |buffer, held| {
         seed += 1;
-        let count = buffer.bytes() / element.bytes();
-        let fill = FillArgs::new(element, buffer.ptr(), count, seed << 40, LARGEST);
+        let fill = match held {
+            Some(element) => {
+                let count = buffer.bytes() / element.bytes();
+                FillArgs::new(element, buffer.ptr(), count, seed << 40, LARGEST)
+            }
+            None => FillArgs::words(buffer.ptr(), buffer.bytes() / 4, seed << 40),
+        };
         let sms = lane.sms();
         lane.launch(&fill.launch(sms))
     })?;

@@ -26,12 +26,13 @@ pub fn overlap(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     for &sms in splits {
         shares.push(Share::split(&gpu, sms)?);
     }
-    let model = |draft| filled(&gpu, shape(draft, setting.small, 8192), ELEMENT).map(Arc::new);
+    let model = |draft| filled(&gpu, shape(draft, setting.small, 8192), ELEMENT.dtype()).map(Arc::new);
     let (target, draft) = (model(false)?, model(true)?);
     let context = setting.size(512, 20);
     for &sequences in setting.size(&BATCHES[..], &BATCHES[..1]) {
         let load = Load { sequences, rows: K + 1, context };
-        let (drafts, verifies) = (draft_lane(&draft, &shares, load)?, verify_lane(&target, &shares, load)?);
+        let (drafts, verifies) =
+            (draft_lane(&draft, &shares, load.sizes())?, verify_lane(&target, &shares, load.sizes())?);
         let (mut draft_steps, mut verify_steps) = (0.., 0..);
         // Which lanes work, on which partition.
         let mut timed = |draft: bool, verify: bool, in_turns: bool, partition: usize| {

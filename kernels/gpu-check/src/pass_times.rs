@@ -26,7 +26,7 @@ pub fn passes(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let whole = [SharePair { draft: Share::whole(&gpu), verify: Share::whole(&gpu) }];
     let rows = setting.size(&ROWS[..], &ROWS[..2]);
     let contexts = setting.size(CONTEXTS, [20, 40]);
-    let model = |draft| filled(&gpu, shape(draft, setting.small, 8192), ELEMENT).map(Arc::new);
+    let model = |draft| filled(&gpu, shape(draft, setting.small, 8192), ELEMENT.dtype()).map(Arc::new);
 
     let target = model(false)?;
     report.timed("weights that a verify pass reads", target.read_bytes() as f64 / 1e9, "GB", None);
@@ -35,7 +35,7 @@ pub fn passes(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
             let (apart, together) =
                 (Load { sequences: rows, rows: 1, context }, Load { sequences: 1, rows, context });
             for load in [apart, together].into_iter().take(rows.min(2)) {
-                let lane = verify_lane(&target, &whole, load)?;
+                let lane = verify_lane(&target, &whole, load.sizes())?;
                 let mut step = 0..;
                 let took = median_seconds(setting.small, || {
                     lane.begin(load.verify(step.next().unwrap_or(0), 0));
@@ -53,7 +53,7 @@ pub fn passes(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     for context in contexts {
         for &sequences in rows {
             let load = Load { sequences, rows: STEPS + 1, context };
-            let lane = draft_lane(&draft, &whole, load)?;
+            let lane = draft_lane(&draft, &whole, load.sizes())?;
             let mut step = 0..;
             let took = median_seconds(setting.small, || {
                 lane.begin(load.draft(step.next().unwrap_or(0), 0, STEPS));

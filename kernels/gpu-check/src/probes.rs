@@ -89,14 +89,21 @@ pub(super) struct FillArgs {
     pub(super) seed: u64,
     /// The largest.
     pub(super) scale: f32,
-    bf16: u32,
+    /// 0: f32, 1: bf16, 2: words.
+    kind: u32,
 }
 
 impl FillArgs {
     /// `count` numbers of the element.
     #[must_use]
     pub(super) fn new(element: Element, to: Ptr, count: usize, seed: u64, scale: f32) -> FillArgs {
-        FillArgs { to, count: count as u64, seed, scale, bf16: u32::from(element == Element::Bf16) }
+        FillArgs { to, count: count as u64, seed, scale, kind: u32::from(element == Element::Bf16) }
+    }
+
+    /// `count` words of 4 bytes, small numbers whether they are read as f32, as halves or as codes of 4 or 8 bits.
+    #[must_use]
+    pub(super) fn words(to: Ptr, count: usize, seed: u64) -> FillArgs {
+        FillArgs { to, count: count as u64, seed, scale: 0.0, kind: 2 }
     }
 
     /// On all SMs of a share; blocks stride over what is to be filled.

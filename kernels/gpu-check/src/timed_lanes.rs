@@ -115,7 +115,8 @@ impl Load {
         }
         for sequence in 0..self.sequences {
             let (rows, table) = (plan.tokens.len(), plan.blocks.len());
-            plan.tokens.extend((0..self.rows).map(|row| 1 + row as u32));
+            // Other tokens in every row: rows that are alike go to the same experts.
+            plan.tokens.extend((0..self.rows).map(|row| 1 + (rows + row) as u32));
             plan.blocks.extend(self.table(sequence));
             plan.chunks.push(VerifyChunk {
                 seq: SeqId(sequence as u64),
@@ -218,9 +219,9 @@ impl<W: Send + 'static> Worker<W> {
 pub(super) fn verify_lane(
     model: &Arc<CudaModel>,
     shares: &[SharePair],
-    load: Load,
+    sizes: CudaSizes,
 ) -> Result<Worker<VerifyWork>, ServiceError> {
-    let (model, sizes) = (model.clone(), load.sizes());
+    let model = model.clone();
     let shares = shares.iter().map(|pair| pair.verify.clone()).collect();
     let spec = CudaLaneSpec { shares, sizes, drafts: false, features: None };
     Worker::new(move || {
@@ -233,9 +234,9 @@ pub(super) fn verify_lane(
 pub(super) fn draft_lane(
     model: &Arc<CudaModel>,
     shares: &[SharePair],
-    load: Load,
+    sizes: CudaSizes,
 ) -> Result<Worker<DraftWork>, ServiceError> {
-    let (model, sizes) = (model.clone(), load.sizes());
+    let model = model.clone();
     let shares = shares.iter().map(|pair| pair.draft.clone()).collect();
     let spec = CudaLaneSpec { shares, sizes, drafts: true, features: None };
     Worker::new(move || {

@@ -115,8 +115,11 @@ impl Compiler {
         };
         call("nvrtcCreateProgram", created)?;
         let program = Program { nvrtc, raw };
+        // From 12.9 on NVRTC keeps what it compiled, and of what it finds there its log is silent.
+        let anew = (self.cache.is_none() && self.version >= (12, 9)).then(|| "--no-cache".to_owned());
         let options: Vec<CString> = options
             .iter()
+            .chain(&anew)
             .map(|option| CString::new(option.as_str()).expect("options have no NUL"))
             .collect();
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();

@@ -33,8 +33,18 @@ impl MatmulArgs {
     pub const MOST_ROWS: u32 = 16;
     /// Most rows that a block goes through with a tile of few outputs; of more it has many outputs and 64 rows.
     const MOST_OF_TILE: u32 = 128;
-    /// Most rows for which weights in records are not widened first: as many as make that worth its memory, by counting.
-    pub const MOST_ROWS_OF_RECORDS: u32 = Self::MOST_OF_TILE;
+    /// Most rows for which weights in records are not widened first, on any GPU.
+    pub const MOST_ROWS_OF_RECORDS: u32 = 32;
+
+    /// The same on a GPU of this compute capability. With HBM (8.0, 9.0, 10.x) cublasLt is done sooner from there on, as an H200 has shown; with GDDR
+    /// what widening writes and reads again takes longer than going through the weights for every 16 rows, by counting.
+    #[must_use]
+    pub fn most_rows_of_records(capability: (u32, u32)) -> u32 {
+        match capability {
+            (8, 0) | (9 | 10, _) => Self::MOST_ROWS_OF_RECORDS,
+            _ => Self::MOST_OF_TILE,
+        }
+    }
 
     /// The element is that of `x` and `w`. In bf16 a row has the same bits whatever the number of rows.
     ///
@@ -61,7 +71,7 @@ impl MatmulArgs {
             return self.tiled(
                 choose_by_form(
                     self.form,
-                    ["matmul_32_bf16", "matmul_32_int4", "matmul_32_fp8", "matmul_32_int8"],
+                    ["matmul_128_bf16", "matmul_128_int4", "matmul_128_fp8", "matmul_128_int8"],
                 ),
                 sms,
                 self,
@@ -192,17 +202,16 @@ pub struct MatmulNormArgs {
 }
 
 impl MatmulNormArgs {
+    /// Most rows that are normalised here: the last block does it alone, some 4 us for each on an H200 where a launch takes 3 for all.
+    pub const MOST_ROWS: u32 = 2;
+
     /// # Panics
-    /// As [`MatmulArgs::launch`] in bf16.
+    /// As [`MatmulArgs::launch`] in bf16, or if there are more rows than [`Self::MOST_ROWS`].
     #[must_use]
     pub fn launch(self, most_rows: u32, sms: u32) -> Launch<MatmulNormArgs> {
-        let kernels = [
-            ["matmul_8_norm", "matmul_16_norm"],
-            ["matmul_8_int4_norm", "matmul_16_int4_norm"],
-            ["matmul_8_fp8_norm", "matmul_16_fp8_norm"],
-            ["matmul_8_int8_norm", "matmul_16_int8_norm"],
-        ];
-        self.product.tensor(kernels, most_rows, sms, self)
+        assert!(most_rows <= Self::MOST_ROWS, "matmul: the norm of {most_rows} rows");
+        let kernels = ["matmul_8_norm", "matmul_8_int4_norm", "matmul_8_fp8_norm", "matmul_8_int8_norm"];
+        self.product.tensor(kernels.map(|kernel| [kernel; 2]), most_rows, sms, self)
     }
 }
 

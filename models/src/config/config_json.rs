@@ -50,6 +50,16 @@ impl ModelConfig {
         Ok(config)
     }
 
+    /// The shape that the text of a `config.json` says, of a model without files.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::load`].
+    pub fn of_json(text: &str) -> Result<ModelConfig, ModelError> {
+        let path = Path::new("config.json");
+        let json = serde_json::from_str(text).map_err(|e| ModelError::format(path, &e))?;
+        ModelConfig::from_keys(&Keys::of(path, json)?, None)
+    }
+
     pub(crate) fn from_keys(keys: &Keys, generation: Option<&Keys>) -> Result<ModelConfig, ModelError> {
         let family = Family::of(keys)?;
         refuse_what_is_not_done(keys)?;

@@ -300,7 +300,7 @@ impl CudaPasses {
                 let product = MatmulArgs { out, ..product };
                 return self.lane.launch(&MatmulActivateArgs { product, activation }.launch(most, sms));
             }
-            (Some(product), Then::Norm(norm)) => {
+            (Some(product), Then::Norm(norm)) if most <= MatmulNormArgs::MOST_ROWS => {
                 return self.lane.launch(&MatmulNormArgs { product, norm, tickets }.launch(most, sms));
             }
             _ => self.multiply(product, rows)?,
@@ -336,7 +336,10 @@ impl CudaPasses {
         let own = match records {
             _ if self.sizes.deterministic => true,
             None => element == Element::Bf16 && MatmulArgs::fits(product.rows as u32, inputs),
-            Some(_) => product.rows <= MatmulArgs::MOST_ROWS_OF_RECORDS as usize,
+            Some(_) => {
+                let capability = self.model.gpu().info().capability;
+                product.rows <= MatmulArgs::most_rows_of_records(capability) as usize
+            }
         };
         own.then_some(MatmulArgs { x, w, bias, out, rows, inputs, outputs, add, form })
     }

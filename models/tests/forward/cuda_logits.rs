@@ -260,14 +260,18 @@ fn rows_of_deterministic_passes_have_the_same_bits_in_any_pass() {
     let Some(report) = report else { return };
     for kernel in [
         "matmul_8_bf16",
+        "matmul_8_norm",
+        "matmul_8_int4_norm",
+        "matmul_8_fp8_norm",
+        "matmul_8_int8_norm",
         "matmul_16_bf16",
-        "matmul_32_bf16",
+        "matmul_128_bf16",
         "matmul_64_bf16",
-        "matmul_32_int4",
+        "matmul_128_int4",
         "matmul_64_int4",
-        "matmul_32_fp8",
+        "matmul_128_fp8",
         "matmul_64_fp8",
-        "matmul_32_int8",
+        "matmul_128_int8",
         "matmul_64_int8",
         "experts_activate_32_fp8",
         "matmul_f32",
@@ -301,7 +305,7 @@ fn heads_that_share_keys_have_the_cpus_logits() {
     });
     let Some(report) = report else { return };
     // Prefill, and the second pass with its few rows, went over tensor cores.
-    let products = ["matmul_8_bf16", "matmul_8_heads", "matmul_8_norm", "matmul_8_activate"];
+    let products = ["matmul_8_bf16", "matmul_8_heads", "matmul_8_activate"];
     for kernel in ["attention_mma_32_16", "attention_mma_32_64", "attention_f32"].into_iter().chain(products)
     {
         assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");

@@ -5,68 +5,16 @@
 mod cuda_fake;
 mod recorded;
 mod recording;
-mod shapes;
 mod time_model;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use faser_gpu_check::Load;
+use faser_gpu_check::known_passes;
 use recorded::Step;
-use recording::{Pass, record};
-use shapes::Shape;
+use recording::record;
 use time_model::{GPUS, microseconds, takes};
-
-/// What is predicted: a model, the GPUs that it is split over, a load, and what is done with it.
-const CASES: [(Shape, usize, Load, Pass); 35] = [
-    (Shape::Llama1B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Llama8B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen8B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen600M, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::DraftStep),
-    (Shape::Qwen600M, 1, Load { sequences: 32, rows: 5, context: 512 }, Pass::DraftStep),
-    (Shape::Llama8B, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::Verify),
-    (Shape::Llama8B, 1, Load { sequences: 16, rows: 4, context: 512 }, Pass::Verify),
-    (Shape::Llama8B, 1, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
-    (Shape::Llama8B, 1, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
-    (Shape::Llama8B, 8, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen8B, 8, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen30BA3B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen30BA3B, 1, Load { sequences: 4, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen30BA3B, 1, Load { sequences: 16, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen30BA3B, 1, Load { sequences: 64, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen30BA3B, 1, Load { sequences: 1, rows: 4, context: 512 }, Pass::Verify),
-    (Shape::Llama8BInt4, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Llama8BInt4, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::Verify),
-    (Shape::Llama8BInt4, 1, Load { sequences: 16, rows: 4, context: 512 }, Pass::Verify),
-    (Shape::Llama8BInt4, 1, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
-    (Shape::Llama8BInt4, 1, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
-    (Shape::Llama8BInt4, 8, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen600MInt4, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::DraftStep),
-    (Shape::Llama8BFp8, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Llama8BFp8, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::Verify),
-    (Shape::Llama8BFp8, 1, Load { sequences: 16, rows: 4, context: 512 }, Pass::Verify),
-    (Shape::Llama8BFp8, 1, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
-    (Shape::Llama8BFp8, 1, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
-    (Shape::Llama8BFp8, 8, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen600MFp8, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::DraftStep),
-    (Shape::Qwen30BA3BFp8, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen30BA3BFp8, 1, Load { sequences: 16, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen30BA3BFp8, 1, Load { sequences: 64, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen30BA3BInt4, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Qwen30BA3BInt4, 1, Load { sequences: 16, rows: 1, context: 512 }, Pass::Verify),
-];
-
-/// What is predicted of deterministic passes.
-const DETERMINISTIC: [(Shape, Load, Pass); 7] = [
-    (Shape::Llama8B, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Llama8B, Load { sequences: 16, rows: 4, context: 512 }, Pass::Verify),
-    (Shape::Llama8B, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
-    (Shape::Llama8B, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
-    (Shape::Qwen30BA3B, Load { sequences: 64, rows: 1, context: 512 }, Pass::Verify),
-    (Shape::Llama8BInt4, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
-    (Shape::Llama8BFp8, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
-];
 
 #[test]
 fn passes_launch_read_and_take_what_is_written_down() {
@@ -92,30 +40,18 @@ fn table() -> String {
     let mut text = String::from("launches  read MB  floor ms");
     GPUS.iter().for_each(|gpu| write!(text, "  {:>8}", gpu.name).expect("memory"));
     text.push_str("  of the floor, on the first GPU\n");
-    let deterministic = DETERMINISTIC.map(|(shape, load, pass)| ((shape, 1, load, pass), true));
-    for ((shape, ranks, load, pass), deterministic) in
-        CASES.map(|case| (case, false)).into_iter().chain(deterministic)
-    {
-        let (steps, read_bytes) = record(shape, ranks, load, pass, deterministic);
-        let how = if deterministic { ", deterministic" } else { "" };
-        println!("{} on {ranks}{how}: {pass}, {load:?}", shape.name());
+    for case in known_passes() {
+        let (steps, read_bytes) = record(&case);
+        println!("{case}");
         by_kind(&steps);
         let launches = steps.iter().filter(|step| step.is_launch()).count();
         let read_mb = steps.iter().map(Step::read_bytes).sum::<f64>() / 1e6;
         let operations = steps.iter().map(Step::operations).sum::<f64>();
         let floor_ms = 1e3 * f64::max(read_bytes / GPUS[0].bytes_per_s, operations / GPUS[0].flops);
         write!(text, "{launches:8}  {read_mb:7.0}  {floor_ms:8.3}").expect("memory");
-        let times: Vec<f64> = GPUS.iter().map(|gpu| microseconds(gpu, pass, &steps) / 1e3).collect();
+        let times: Vec<f64> = GPUS.iter().map(|gpu| microseconds(gpu, case.pass, &steps) / 1e3).collect();
         times.iter().for_each(|ms| write!(text, "  {ms:8.3}").expect("memory"));
-        let Load { sequences, rows, context } = load;
-        let on = if ranks == 1 { String::new() } else { format!(" on {ranks} GPUs") };
-        writeln!(
-            text,
-            "  {:3.0} %  {}{on}{how}: {pass} of {sequences} x {rows} rows at {context}",
-            100.0 * floor_ms / times[0],
-            shape.name()
-        )
-        .expect("memory");
+        writeln!(text, "  {:3.0} %  {}", 100.0 * floor_ms / times[0], case).expect("memory");
     }
     text
 }

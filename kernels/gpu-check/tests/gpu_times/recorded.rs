@@ -227,8 +227,8 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
         _ if kernel.starts_with("matmul_") => {
             let (most, what) = if let Some(what) = kernel.strip_prefix("matmul_8_") {
                 (8.0, what)
-            } else if let Some(what) = kernel.strip_prefix("matmul_32_") {
-                (f64::from(MatmulArgs::MOST_ROWS_OF_RECORDS), what)
+            } else if let Some(what) = kernel.strip_prefix("matmul_128_") {
+                (128.0, what)
             } else if let Some(what) = kernel.strip_prefix("matmul_64_") {
                 (f64::INFINITY, what)
             } else {

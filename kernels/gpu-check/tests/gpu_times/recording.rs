@@ -1,6 +1,5 @@
 //! What the runners of a service ask of a GPU, recorded: models of any size, whose weights are address space alone.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -8,39 +7,18 @@ use std::time::Duration;
 use faser_actors::{
     CancelSource, CudaBackend, CudaLaneSpec, DraftRunner, MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
-use faser_gpu_check::Load;
+use faser_gpu_check::{KnownPass, Load, Pass, Shape};
 use faser_kernels::cuda::{Gpu, NcclRankSlot, Share, nccl_group};
 use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{ModelConfig, Shard};
 
 use crate::recorded::{Rows, Step, idle_bytes};
-use crate::shapes::Shape;
 
 /// Where the fake driver writes to.
 pub(crate) const FILE: &str = "FASER_FAKE_RECORD";
 /// Plans before the one that counts: by then all graphs are there.
 const BEFORE: u64 = 3;
 const STEPS: usize = 4;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pass {
-    /// Rows of which each gets a token: decoding too.
-    Verify,
-    /// Rows of which the last gets one.
-    Prefill,
-    /// One step of a draft plan, of one row for each sequence.
-    DraftStep,
-}
-
-impl fmt::Display for Pass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Pass::Verify => "verify pass",
-            Pass::Prefill => "prefill",
-            Pass::DraftStep => "draft step",
-        })
-    }
-}
 
 /// Nobody cancels, but is asked: as in a service.
 struct Nobody;
@@ -50,15 +28,10 @@ impl CancelSource for Nobody {
 }
 
 /// What the first GPU was asked for in one pass, and the bytes that all of it could not do without: its weights, and what it sees.
-pub(crate) fn record(
-    shape: Shape,
-    ranks: usize,
-    load: Load,
-    pass: Pass,
-    deterministic: bool,
-) -> (Vec<Step>, f64) {
+pub(crate) fn record(known: &KnownPass) -> (Vec<Step>, f64) {
+    let KnownPass { shape, ranks, load, pass, deterministic } = *known;
     let file = PathBuf::from(std::env::var(FILE).expect("a record is written"));
-    let config = shape.config(file.parent().expect("it is in a folder"));
+    let config = shape.config().expect("a config.json");
     let ends = Barrier::new(ranks);
     let sizes = CudaSizes { deterministic, ..load.sizes() };
     let of_rank = &|rank, slot| run((rank, ranks), slot, (shape, &config), (load, sizes), pass, &ends);

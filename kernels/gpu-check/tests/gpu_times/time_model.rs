@@ -11,8 +11,9 @@
 //! Nothing here was measured with this code: constants are data sheets, figures that others have published, or assumptions, and say which.
 //! They were written down before the kernels that they are to judge, and stay as they are until a GPU corrects them. `faser gpu-check` times the same passes.
 
+use faser_gpu_check::Pass;
+
 use crate::recorded::{Step, Work};
-use crate::recording::Pass;
 
 /// A GPU by its data sheet.
 pub(crate) struct Gpu {

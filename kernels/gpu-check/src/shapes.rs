@@ -1,25 +1,38 @@
-//! Models to be predicted, as their config.json on the hub says them.
+//! Models whose times are predicted and measured, as their config.json on the hub says them.
 
 use faser_kernels::Dtype;
-use faser_models::ModelConfig;
+use faser_models::{ModelConfig, ModelError};
 
+/// A model, and in what its matrices are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub enum Shape {
+    /// Llama-3.2-1B in bf16.
     Llama1B,
+    /// Llama-3.1-8B in bf16.
     Llama8B,
+    /// Its matrices in FP8.
     Llama8BFp8,
+    /// In 4 bits.
     Llama8BInt4,
+    /// Qwen3-0.6B in bf16.
     Qwen600M,
+    /// In FP8.
     Qwen600MFp8,
+    /// In 4 bits.
     Qwen600MInt4,
+    /// Qwen3-8B in bf16.
     Qwen8B,
+    /// Qwen3-30B-A3B in bf16.
     Qwen30BA3B,
+    /// In FP8.
     Qwen30BA3BFp8,
+    /// In 4 bits.
     Qwen30BA3BInt4,
 }
 
 impl Shape {
-    pub(crate) fn name(self) -> &'static str {
+    /// What people call it.
+    pub fn name(self) -> &'static str {
         match self {
             Shape::Llama1B => "Llama-3.2-1B",
             Shape::Llama8B => "Llama-3.1-8B",
@@ -36,7 +49,7 @@ impl Shape {
     }
 
     /// In what its matrices are held.
-    pub(crate) fn dtype(self) -> Dtype {
+    pub fn dtype(self) -> Dtype {
         match self {
             Shape::Llama8BInt4 | Shape::Qwen600MInt4 | Shape::Qwen30BA3BInt4 => Dtype::Int4,
             Shape::Llama8BFp8 | Shape::Qwen600MFp8 | Shape::Qwen30BA3BFp8 => Dtype::Fp8,
@@ -45,7 +58,10 @@ impl Shape {
     }
 
     /// With no longer a context than is looked at.
-    pub(crate) fn config(self, folder: &std::path::Path) -> ModelConfig {
+    ///
+    /// # Errors
+    /// There is nowhere to put its config.json.
+    pub fn config(self) -> Result<ModelConfig, ModelError> {
         let text = match self {
             Shape::Llama1B => LLAMA_1B,
             Shape::Llama8B | Shape::Llama8BFp8 | Shape::Llama8BInt4 => LLAMA_8B,
@@ -53,10 +69,9 @@ impl Shape {
             Shape::Qwen8B => QWEN_8B,
             Shape::Qwen30BA3B | Shape::Qwen30BA3BFp8 | Shape::Qwen30BA3BInt4 => QWEN_30B_A3B,
         };
-        std::fs::write(folder.join("config.json"), text).expect("the target folder can be written");
-        let mut config = ModelConfig::load(folder).expect("a config.json");
+        let mut config = ModelConfig::of_json(text)?;
         config.max_context = config.max_context.min(4096);
-        config
+        Ok(config)
     }
 }
 
