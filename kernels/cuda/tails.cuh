@@ -27,8 +27,7 @@ struct RmsNormArgs {
     float eps;
 };
 
-// Four numbers that follow one another, wherever they lie. Where they are one word, a thread has all of its loads under way at once: one number at a time, each would wait for the
-// store before it.
+// Four numbers that follow one another, as one word: so a thread has the loads of a row under way together. One number at a time, each would wait for the store before it.
 static constexpr u32 QUADS = 4; // of a thread: 4096 columns of a block
 DEVICE float4 load_four(const float *at) { return *(const float4 *)at; }
 DEVICE float4 load_four(const bf16 *at) {
@@ -64,6 +63,17 @@ template <typename From, typename Change> DEVICE void change_fours(float *to, co
     }
 }
 
+DEVICE float square_of(const float4 &x) { return x.x * x.x + x.y * x.y + (x.z * x.z + x.w * x.w); }
+template <typename T, bool ADD> DEVICE void store_normal(T *out, const float4 &x, float inverse, const float4 &weight) {
+    float4 y;
+    y.x = x.x * inverse * weight.x, y.y = x.y * inverse * weight.y, y.z = x.z * inverse * weight.z, y.w = x.w * inverse * weight.w;
+    if (ADD) {
+        const float4 before = load_four(out);
+        y.x += before.x, y.y += before.y, y.z += before.z, y.w += before.w;
+    }
+    store_four(out, y);
+}
+
 // One row by a block; `shared` has a place for each warp.
 template <typename T, bool ADD> DEVICE void norm_row(const RmsNormArgs &a, u32 r, float *shared) {
     const float *x = a.x + (size_t)r * a.x_stride;
@@ -79,23 +89,23 @@ template <typename T, bool ADD> DEVICE void norm_row(const RmsNormArgs &a, u32 r
         }
 #pragma unroll
         for (u32 j = 0; j < QUADS; j++) {
-            const float4 &y = held[j];
-            if ((threadIdx.x + j * blockDim.x) * 4 < a.cols) sum += y.x * y.x + y.y * y.y + (y.z * y.z + y.w * y.w);
+            if ((threadIdx.x + j * blockDim.x) * 4 < a.cols) sum += square_of(held[j]);
         }
         const float inverse = 1.0f / sqrtf(block_sum(sum, shared) / (float)a.cols + a.eps);
 #pragma unroll
         for (u32 j = 0; j < QUADS; j++) {
             const u32 i = (threadIdx.x + j * blockDim.x) * 4;
-            if (i >= a.cols) break;
-            const float4 &y = held[j], &w = weight[j];
-            float4 z;
-            z.x = y.x * inverse * w.x, z.y = y.y * inverse * w.y, z.z = y.z * inverse * w.z, z.w = y.w * inverse * w.w;
-            if (ADD) {
-                const float4 before = load_four(out + i);
-                z.x += before.x, z.y += before.y, z.z += before.z, z.w += before.w;
-            }
-            store_four(out + i, z);
+            if (i < a.cols) store_normal<T, ADD>(out + i, held[j], inverse, weight[j]);
         }
+        return;
+    }
+    if (fours && a.weight) { // wider than a block holds: it is read twice
+        float sum = 0.0f;
+#pragma unroll 4
+        for (u32 i = threadIdx.x * 4; i < a.cols; i += blockDim.x * 4) sum += square_of(load_four(x + i));
+        const float inverse = 1.0f / sqrtf(block_sum(sum, shared) / (float)a.cols + a.eps);
+#pragma unroll 1
+        for (u32 i = threadIdx.x * 4; i < a.cols; i += blockDim.x * 4) store_normal<T, ADD>(out + i, load_four(x + i), inverse, load_four(a.weight + i));
         return;
     }
     if (!a.weight) {

@@ -15,6 +15,15 @@ const CHECKS: &[File] = &[File::new("check", include_str!("../gpu-check/cuda/che
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args_os().nth(1).ok_or("which folder? `prebuild_cubins FOLDER`")?;
+    let wanted: Vec<String> = std::env::args().skip(2).collect();
+    if let Some(unknown) = wanted.iter().find(|arch| !ARCHS.contains(&arch.as_str())) {
+        return Err(format!("there is no architecture {unknown}: {}", ARCHS.join(", ")).into());
+    }
+    let archs: Vec<&str> = ARCHS
+        .iter()
+        .copied()
+        .filter(|arch| wanted.is_empty() || wanted.iter().any(|one| one == arch))
+        .collect();
     let folder = Path::new(&folder);
     fs::create_dir_all(folder)?;
     // Of other sources. First that by which the folder is taken: this may be interrupted.
@@ -28,15 +37,6 @@ fn main() -> Result<(), Box<dyn Error>> {
             fs::remove_file(path)?;
         }
     }
-    let wanted: Vec<String> = std::env::args().skip(2).collect();
-    if let Some(unknown) = wanted.iter().find(|arch| !ARCHS.contains(&arch.as_str())) {
-        return Err(format!("there is no architecture {unknown}: {}", ARCHS.join(", ")).into());
-    }
-    let archs: Vec<&str> = ARCHS
-        .iter()
-        .copied()
-        .filter(|arch| wanted.is_empty() || wanted.iter().any(|one| one == arch))
-        .collect();
     let (major, minor) = Compiler::new(archs[0], None)?.version();
     let (started, archs) = (Instant::now(), Mutex::new(archs.iter()));
     let next = || archs.lock().unwrap_or_else(PoisonError::into_inner).next();

@@ -12,8 +12,8 @@ use super::probes::{self, FillArgs};
 /// The largest weight: what goes through many layers stays finite.
 const LARGEST: f32 = 0.02;
 
-/// A model whose weights are small numbers of a generator, made on the GPU; in records, which are codes and scales, words that are small numbers
-/// however they are read. The kernels of checks are loaded there.
+/// A model whose weights are small numbers of a generator, made on the GPU. Records, which are codes and scales, are words of a generator that are finite
+/// however they are read: codes of 8 bits are positive and their scales tiny, those of 4 bits negative and up to some 4. The kernels of checks are loaded there.
 ///
 /// # Errors
 /// The GPU has not enough memory.

@@ -100,7 +100,7 @@ impl FillArgs {
         FillArgs { to, count: count as u64, seed, scale, kind: u32::from(element == Element::Bf16) }
     }
 
-    /// `count` words of 4 bytes, small numbers whether they are read as f32, as halves or as codes of 4 or 8 bits.
+    /// `count` words of 4 bytes, finite whether they are read as f32, as halves or as codes of 4 or 8 bits.
     #[must_use]
     pub(super) fn words(to: Ptr, count: usize, seed: u64) -> FillArgs {
         FillArgs { to, count: count as u64, seed, scale: 0.0, kind: 2 }

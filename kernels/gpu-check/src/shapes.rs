@@ -60,7 +60,7 @@ impl Shape {
     /// With no longer a context than is looked at.
     ///
     /// # Errors
-    /// There is nowhere to put its config.json.
+    /// Its config.json is none: never.
     pub fn config(self) -> Result<ModelConfig, ModelError> {
         let text = match self {
             Shape::Llama1B => LLAMA_1B,

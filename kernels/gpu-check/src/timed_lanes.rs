@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use faser_actors::{
@@ -172,10 +173,20 @@ fn greedy(sequences: usize) -> Vec<Arc<LaneRequest>> {
     (0..sequences).map(|_| all.clone()).collect()
 }
 
-/// A lane on a thread of its own; plans go in one by one. It ends when this is dropped.
+/// A lane on a thread of its own; plans go in one by one. It has ended, and its memory is free, when this is dropped.
 pub(super) struct Worker<W> {
-    work: Sender<W>,
+    /// Until then.
+    work: Option<Sender<W>>,
     done: Receiver<Result<(), ServiceError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<W> Drop for Worker<W> {
+    fn drop(&mut self) {
+        drop(self.work.take());
+        // A panic of it was told by `wait`.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 impl<W: Send + 'static> Worker<W> {
@@ -196,8 +207,8 @@ impl<W: Send + 'static> Worker<W> {
             }
         };
         let thread = std::thread::Builder::new().name("faser-check".to_owned()).spawn(lane);
-        thread.map_err(|source| ServiceError::Thread { name: "a checked lane", source })?;
-        let worker = Worker { work, done };
+        let thread = thread.map_err(|source| ServiceError::Thread { name: "a checked lane", source })?;
+        let worker = Worker { work: Some(work), done, thread: Some(thread) };
         worker.wait()?;
         Ok(worker)
     }
@@ -205,7 +216,7 @@ impl<W: Send + 'static> Worker<W> {
     /// Hands a plan over.
     pub(super) fn begin(&self, work: W) {
         // A lane that has gone says so when it is waited for.
-        let _ = self.work.send(work);
+        let _ = self.work.as_ref().map(|lane| lane.send(work));
     }
 
     /// Waits for the plan that was handed over.

@@ -29,7 +29,7 @@ pub struct MatmulArgs {
 }
 
 impl MatmulArgs {
-    /// Most rows whose product does what follows it too.
+    /// Most rows whose product does what follows it too; a norm, of fewer ([`MatmulNormArgs::MOST_ROWS`]).
     pub const MOST_ROWS: u32 = 16;
     /// Most rows that a block goes through with a tile of few outputs; of more it has many outputs and 64 rows.
     const MOST_OF_TILE: u32 = 128;

@@ -104,6 +104,12 @@ mod tests {
     }
 
     #[test]
+    fn merges_have_room_for_all_splits() {
+        let most = format!("MOST_SPLITS = {};", crate::cuda::ATTENTION_SPLITS);
+        assert!(TAILS.contains(&most), "tails.cuh: {most}");
+    }
+
+    #[test]
     fn files_are_small_include_nothing_and_keep_ptx_in_the_prelude() {
         let files = FILES.iter().chain(CHECKS).map(|file| (file.name, file.text));
         for (name, text) in files.chain([("prelude", PRELUDE), ("records", RECORDS), ("tails", TAILS)]) {

@@ -96,7 +96,7 @@ fn checkpoints_of_four_bits_have_the_logits_of_their_numbers() {
         }
     });
     let Some(report) = report else { return };
-    for kernel in ["matmul_8_int4_heads", "matmul_8_int4_activate", "matmul_128_int4"] {
+    for kernel in ["matmul_8_int4_heads", "matmul_8_int4_activate", "dequantise_int4"] {
         assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");
     }
 }
@@ -114,7 +114,7 @@ fn checkpoints_of_fp8_have_the_logits_of_their_numbers() {
         }
     });
     let Some(report) = report else { return };
-    for kernel in ["matmul_8_fp8_heads", "matmul_8_fp8_activate", "matmul_128_fp8"] {
+    for kernel in ["matmul_8_fp8_heads", "matmul_8_fp8_activate", "dequantise_fp8"] {
         assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");
     }
 }
@@ -127,7 +127,7 @@ fn int8_has_the_logits_of_its_numbers() {
         compare(&gpu, &Quantised::demo("rounded", Layout::Rounded, 32).0, Dtype::Int8, "numbers of int8");
     });
     let Some(report) = report else { return };
-    for kernel in ["matmul_8_int8_heads", "matmul_8_int8_activate", "matmul_128_int8"] {
+    for kernel in ["matmul_8_int8_heads", "matmul_8_int8_activate", "dequantise_int8"] {
         assert!(report.contains(&format!("runs of {kernel} ")), "{kernel}: {report}");
     }
 }

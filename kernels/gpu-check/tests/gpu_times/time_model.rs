@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Nothing here was measured with this code: constants are data sheets, figures that others have published, or assumptions, and say which.
-//! They were written down before the kernels that they are to judge, and stay as they are until a GPU corrects them. `faser gpu-check` times the same passes.
+//! They were written down before the kernels that they are to judge, and stay as they are: what an H200 made of them is in
+//! docs/results/2026-11-27-first-gpu.md. `faser gpu-check --only models` times the same passes.
 
 use faser_gpu_check::Pass;
 
