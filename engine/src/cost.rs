@@ -22,6 +22,8 @@ const LEARNING_REACH: f64 = 0.25;
 /// machine's own speed: as far as the point that a pass was timed at.
 const KNOWN_RATE: f64 = 0.1;
 const KNOWN_MEMORY: f64 = 0.9998;
+/// What attention was profiled to cost is off by no more than this factor.
+const MOST_ATTENTION_TIMES: f64 = 16.0;
 /// A single pass is believed to be off by no more than this factor: the rest is the machine doing something else.
 const BELIEVED: f64 = 2.0;
 
@@ -105,6 +107,8 @@ pub struct PassCost {
     /// Of each point, how far it is known by passes that came near: 0 to 1.
     known: Vec<f64>,
     attention: AttentionCost,
+    /// How many times as much attention costs as it says, as passes have taught.
+    attention_times: f64,
     /// Ranks that rows are divided among, each of which has its own pass at the same time.
     ranks: usize,
 }
@@ -128,7 +132,7 @@ impl PassCost {
         // To the nanosecond, as points are.
         let seconds = isotonic(&times).into_iter().map(|seconds| duration(seconds).as_secs_f64());
         let points: Vec<(usize, f64)> = rows.zip(seconds).collect();
-        PassCost { known: vec![0.0; points.len()], points, attention, ranks: 1 }
+        PassCost { known: vec![0.0; points.len()], points, attention, attention_times: 1.0, ranks: 1 }
     }
 
     /// The same, with rows divided evenly among so many ranks that each have a pass of their own at the same time: what is asked for and observed from
@@ -170,7 +174,7 @@ impl PassCost {
         self.points.iter().map(|&(rows, seconds)| (rows, duration(seconds)))
     }
 
-    /// What attention adds.
+    /// What attention adds, as it was profiled.
     pub fn attention(&self) -> AttentionCost {
         self.attention
     }
@@ -181,7 +185,7 @@ impl PassCost {
             return 0.0;
         }
         let (rows, reach) = self.of_a_rank(rows, reach);
-        self.line(rows).seconds(rows) + self.attention.seconds(reach)
+        self.line(rows).seconds(rows) + self.attention_seconds(reach)
     }
 
     /// The line that so many rows are on.
@@ -194,7 +198,7 @@ impl PassCost {
 
     /// Seconds of them that are attention's.
     pub(crate) fn attention_seconds(&self, reach: Reach) -> f64 {
-        self.attention.seconds(reach)
+        self.attention_times * self.attention.seconds(reach)
     }
 
     /// Seconds that a row adds to a pass of about so many: the slope over a good part of them, so that steps count as what they are in the mean.
@@ -221,18 +225,23 @@ impl PassCost {
     }
 
     /// Corrects the table by a pass that was timed: near its rows for what such passes cost, and wherever passes have taught nothing for the speed of
-    /// the machine, which is another one than when it was profiled. Returns how far it went at its rows, as the logarithm of a factor.
+    /// the machine, which is another one than when it was profiled; and attention, as far as it is part of the pass. Returns how far the table went
+    /// in the mean of its points, as the logarithm of a factor: passes that contradict each other move what goes by it nowhere.
     pub fn observe(&mut self, rows: usize, reach: Reach, took: Duration) -> f64 {
         if rows == 0 {
             return 0.0;
         }
         let predicted = self.seconds(rows, reach);
-        let (rows, _) = self.of_a_rank(rows, reach);
+        let (rows, reach) = self.of_a_rank(rows, reach);
+        let of_attention = self.attention_seconds(reach) / predicted;
         let error = (took.as_secs_f64() / predicted).clamp(1.0 / BELIEVED, BELIEVED).ln();
-        let step = LEARNING_RATE * error;
+        let step = LEARNING_RATE * error * (1.0 - of_attention);
+        let times = self.attention_times * (1.0 + LEARNING_RATE * error * of_attention);
+        self.attention_times = times.clamp(1.0 / MOST_ATTENTION_TIMES, MOST_ATTENTION_TIMES);
         let doublings = (rows as f64).log2();
         let low = self.low(rows);
         let share = self.share(low, rows).clamp(0.0, 1.0);
+        let before = self.mean_log();
         for (i, ((point, seconds), known)) in self.points.iter_mut().zip(&mut self.known).enumerate() {
             let apart = ((*point as f64).log2() - doublings) / LEARNING_REACH;
             let near = [(low, 1.0 - share), (low + 1, share)].into_iter().find(|&(place, _)| place == i);
@@ -241,7 +250,15 @@ impl PassCost {
             *known = *known * KNOWN_MEMORY + KNOWN_RATE * near * near * (1.0 - *known);
         }
         self.make_monotone(if share > 0.5 { low + 1 } else { low });
-        step
+        self.mean_log() - before
+    }
+
+    /// The mean logarithm of its points.
+    fn mean_log(&self) -> f64 {
+        // Few logarithms: products of eight are in range, whatever the times.
+        let eights =
+            self.points.chunks(8).map(|eight| eight.iter().map(|(_, seconds)| seconds).product::<f64>());
+        eights.map(f64::ln).sum::<f64>() / self.points.len() as f64
     }
 
     /// The machine became slower or faster, by what another table has learned: moves what no pass has taught.

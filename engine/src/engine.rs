@@ -683,6 +683,11 @@ mod tests {
         let full = Refusal::QueueFull { waiting: 3, capacity: 1 };
         assert!(matches!(&refused[..], [Command::Reject { why, .. }] if *why == full), "{refused:?}");
         assert_eq!(engine.view().waiting, 3);
+        // What is believed of their proposals is a number, which JSON can hold, before anybody was admitted.
+        let waiting = engine.requests(Duration::ZERO, 8);
+        let states = waiting.iter().map(|request| (request.state, request.level));
+        assert!(states.into_iter().all(|(state, level)| state == RequestState::Waiting && level > 0.0));
+        assert_eq!(waiting.len(), 3);
         tell(&mut engine, Event::Tune(Tuning { max_waiting: 9, ..tuning }));
         assert!(tell(&mut engine, request(4, None)).is_empty());
     }

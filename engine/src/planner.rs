@@ -611,7 +611,8 @@ impl Planner {
         self.overhead.idle();
     }
 
-    /// A draft plan was timed: the tables learn, unless catching up dominated it. A single pass is looked up by its rows, a step by its sequences.
+    /// A draft plan was timed: the tables learn, unless catching up dominated it. The first pass, or the only one, is looked up by its rows, a
+    /// further step by its sequences.
     pub(crate) fn timed_draft(&mut self, shape: &PassShape, took: Duration) {
         let PassShape { rows, sequences, steps, .. } = *shape;
         if self.needs.passes.is_one() {
@@ -624,7 +625,15 @@ impl Planner {
             observe(&mut self.step_s, took.as_secs_f64() / steps as f64);
         }
         if let Some(costs) = self.partitions.get_mut(shape.partition.0).filter(|_| rows <= 3 * sequences) {
-            costs.draft.observe(sequences, shape.reach, took / steps as u32);
+            let draft = &mut costs.draft;
+            let further = steps.saturating_sub(1) as u32;
+            let [first_s, further_s] = [rows, sequences].map(|rows| draft.seconds(rows, shape.reach));
+            // What all took beyond what the tables say, each took by the same factor.
+            let times = took.as_secs_f64() / (first_s + f64::from(further) * further_s);
+            draft.observe(rows, shape.reach, Duration::from_secs_f64(times * first_s));
+            if further > 0 {
+                draft.observe(sequences, shape.reach, Duration::from_secs_f64(times * further_s));
+            }
         }
     }
 

@@ -204,7 +204,7 @@ impl Calibration {
 ///
 /// What was seen fades by the verdict, not by the proposal: a verdict's last proposal is mostly the rejected one, and an
 /// estimate that forgets by the proposal would be read just after it, too low.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Level {
     seen: f32,
     accepted: f32,
@@ -216,6 +216,13 @@ pub struct Level {
 const LEVEL_PRIOR: f32 = 8.0;
 /// What a verdict's proposals still count after one more verdict.
 const LEVEL_MEMORY: f32 = 0.95;
+
+impl Default for Level {
+    /// Of a request that waits to be admitted.
+    fn default() -> Level {
+        Level::new(TYPICAL_AT_FIRST as f32)
+    }
+}
 
 impl Level {
     /// Nothing known of the request; `typical` is the acceptance of all requests together.
