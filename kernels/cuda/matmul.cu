@@ -193,7 +193,7 @@ struct WideBf16 {
     __device__ __forceinline__ float scale(u32, u32) const { return 1.0f; }
 };
 template <typename Records> struct WideRecords {
-    static constexpr bool SCALES_SUMS = Records::SCALES_SUMS;
+    static constexpr bool SCALES_SUMS = true;
     static constexpr u32 SCALE_STEPS = Records::SCALE_STEPS;
     Records records;
     const u32 *upper, *lower;
@@ -276,6 +276,6 @@ template <typename W> DEVICE void matmul_64(const MatmulArgs &a) {
     }
 }
 KERNEL(256, 128, 2) matmul_64_bf16(MatmulArgs a) { matmul_64<WideBf16>(a); }
-KERNEL(256, 168, 1) matmul_64_int4(MatmulArgs a) { matmul_64<WideRecords<FourBits>>(a); }
+KERNEL(256, 200, 1) matmul_64_int4(MatmulArgs a) { matmul_64<WideRecords<FourBits>>(a); }
 KERNEL(256, 200, 1) matmul_64_fp8(MatmulArgs a) { matmul_64<WideRecords<Fp8>>(a); }
 KERNEL(256, 200, 1) matmul_64_int8(MatmulArgs a) { matmul_64<WideRecords<Int8>>(a); }

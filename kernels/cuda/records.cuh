@@ -7,20 +7,32 @@ static constexpr u32 RECORD_STEPS = 4;
 // ---- 4 bits: 128 words of numbers, lane by lane, one for each step, the first four inputs in the low halves of its bytes, the others in the high ones; then the scales, f16,
 // four for each output; then, unless the form is symmetric, their minima or zero points in the same order.
 //
-// A weight is `number scale + least` in f32, rounded once to bf16. For whole zero points the sum is exact before that: it is the bf16 of the file's number.
+// A number less its zero point, 8 if the form is symmetric, is a whole number, which bf16 has without a rounding: products are of them, and sums are scaled. A weight with a
+// minimum is `number scale + minimum` in f32, rounded once to bf16, and its sum has a scale of one.
 static constexpr u32 SYMMETRIC = 1, MINIMA = 2, ZERO_POINTS = 3; // forms: those of kernels/src/cuda/matmul_launches.rs, which chooses kernels by the others
 
 // What a lane has of a record: a word for each step, and in 16 bits for each step its output's scale and what stands beside it.
 struct FourBitLane { uint4 numbers; u64 scales, beside; };
 
-// A byte of `bytes`, a number, as one of eight weights: it becomes the top of the fraction of 128.
+// A byte of `bytes`, a number, scaled: it becomes the top of the fraction of 128.
 DEVICE float widen_number(u32 bytes, u32 byte, float scale, float least) {
     return __fmaf_rn(__uint_as_float(__byte_perm(bytes, 0x43000000u, 0x7044u | byte << 8)), scale, least);
+}
+DEVICE u32 with_minimum(u32 bytes, u32 byte, float scale, float least) {
+    return round_pair(widen_number(bytes, byte, scale, least), widen_number(bytes, byte + 1, scale, least));
+}
+// A byte of `bytes` and the next one, numbers, less what `zeros` has beyond 128, negative: they become the ends of the fractions of 128.
+DEVICE u32 less_zeros(u32 bytes, u32 byte, u32 zeros) { return fused_pairs(__byte_perm(bytes, 0x43u, 0x4140u + 0x0101u * byte), 0x3f803f80u, zeros); }
+// Pairs of codes as the weights that they are.
+DEVICE u32 scaled_pair(u32 pair, float scale) { return round_pair(__uint_as_float(pair << 16) * scale, __uint_as_float(pair & 0xffff0000u) * scale); }
+DEVICE uint4 scaled(const uint4 &codes, float scale) {
+    uint4 y;
+    y.x = scaled_pair(codes.x, scale), y.y = scaled_pair(codes.y, scale), y.z = scaled_pair(codes.z, scale), y.w = scaled_pair(codes.w, scale);
+    return y;
 }
 
 struct FourBits {
     typedef FourBitLane Lane;
-    static constexpr bool SCALES_SUMS = false; // weights are scaled themselves
     static constexpr u32 SCALE_STEPS = 1;
     const u32 *records;
     u32 form;
@@ -37,19 +49,22 @@ struct FourBits {
     // A lane's eight weights of a step.
     __device__ __forceinline__ uint4 widen(const Lane &x, u32 step) const {
         const u32 word = step < 2 ? (step ? x.numbers.y : x.numbers.x) : step == 2 ? x.numbers.z : x.numbers.w;
-        const float scale = widen_half((u32)(x.scales >> 16 * step)), beside = widen_half((u32)(x.beside >> 16 * step));
-        // Less 128 scales, which each number has too many.
-        const float least = form == MINIMA ? __fmaf_rn(-128.0f, scale, beside) : -scale * (form == ZERO_POINTS ? 128.0f + beside : 136.0f);
         const u32 low = word & 0x0f0f0f0fu, high = word >> 4 & 0x0f0f0f0fu;
+        const float beside = widen_half((u32)(x.beside >> 16 * step));
         uint4 y;
-        y.x = round_pair(widen_number(low, 0, scale, least), widen_number(low, 1, scale, least));
-        y.y = round_pair(widen_number(low, 2, scale, least), widen_number(low, 3, scale, least));
-        y.z = round_pair(widen_number(high, 0, scale, least), widen_number(high, 1, scale, least));
-        y.w = round_pair(widen_number(high, 2, scale, least), widen_number(high, 3, scale, least));
+        if (form == MINIMA) {
+            // Less 128 scales, which each number has too many.
+            const float by = widen_half((u32)(x.scales >> 16 * step)), least = __fmaf_rn(-128.0f, by, beside);
+            y.x = with_minimum(low, 0, by, least), y.y = with_minimum(low, 2, by, least), y.z = with_minimum(high, 0, by, least), y.w = with_minimum(high, 2, by, least);
+        } else {
+            // -128 and the zero point, twice.
+            const u32 zeros = form == SYMMETRIC ? 0xc308c308u : 0xc300c300u + (u32)beside * 0x00010001u;
+            y.x = less_zeros(low, 0, zeros), y.y = less_zeros(low, 2, zeros), y.z = less_zeros(high, 0, zeros), y.w = less_zeros(high, 2, zeros);
+        }
         return y;
     }
-    __device__ __forceinline__ uint4 weights(const Lane &x, u32 step) const { return widen(x, step); }
-    __device__ __forceinline__ float scale(const Lane &, u32) const { return 1.0f; }
+    __device__ __forceinline__ float scale(const Lane &x, u32 step) const { return form == MINIMA ? 1.0f : widen_half((u32)(x.scales >> 16 * step)); }
+    __device__ __forceinline__ uint4 weights(const Lane &x, u32 step) const { return scaled(widen(x, step), scale(x, step)); }
 };
 
 // ---- 8 bits: 256 words of codes, those of two steps lane by lane, then those of the other two; a step's are two words, four inputs each, the first two in bytes 1 and 3, the
@@ -67,22 +82,14 @@ DEVICE EightBitLane load_codes(const u32 *record) {
     x.before = load_once(record + lane() * 4), x.after = load_once(record + 128 + lane() * 4);
     return x;
 }
-// Pairs of codes as the weights that they are.
-DEVICE u32 scaled_pair(u32 pair, float scale) { return round_pair(__uint_as_float(pair << 16) * scale, __uint_as_float(pair & 0xffff0000u) * scale); }
-DEVICE uint4 scaled(const uint4 &codes, float scale) {
-    uint4 y;
-    y.x = scaled_pair(codes.x, scale), y.y = scaled_pair(codes.y, scale), y.z = scaled_pair(codes.z, scale), y.w = scaled_pair(codes.w, scale);
-    return y;
-}
 
 // FP8 (E4M3): a scale for each output, f32.
 //
 // The codes in bytes 1 and 3: their bits, 2^-120 of what they are as bf16 (of those below 2^-6 too, which are subnormal in both).
-DEVICE u32 widen_codes(u32 bytes) { return multiply_pairs((bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u), 0x7b807b80u); }
+DEVICE u32 widen_codes(u32 bytes) { return fused_pairs((bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u), 0x7b807b80u, 0x80008000u); }
 
 struct Fp8 {
     typedef EightBitLane Lane;
-    static constexpr bool SCALES_SUMS = true;
     static constexpr u32 SCALE_STEPS = RECORD_STEPS;
     const u32 *records;
 
@@ -111,7 +118,6 @@ DEVICE u32 whole_pair(u32 bytes, u32 byte) { return round_pair(whole_number(byte
 
 struct Int8 {
     typedef EightBitLane Lane;
-    static constexpr bool SCALES_SUMS = true;
     static constexpr u32 SCALE_STEPS = 1;
     const u32 *records;
 
@@ -142,7 +148,7 @@ template <u32 TILES> DEVICE void add_scaled(float (&sums)[TILES][4], float (&c)[
     }
 }
 
-// The sums of a tile, as of bf16 weights (prelude.cuh). Warps split the records: where inputs are a multiple of 1024, an output's bits are those of the weights in bf16, if sums are not scaled.
+// The sums of a tile, as of bf16 weights (tiles.cuh). Warps split the records.
 template <u32 TILES, bool GATED, typename Records, typename Load, typename Write>
 DEVICE void sum_tile(float (&parts)[WARPS][TILES][4][WARP], const Records &w, u32 inputs, u32 all, u32 tile, u32 rows, const Load &load, const Write &write) {
     const u32 steps = inputs / STEP, records = (steps + RECORD_STEPS - 1) / RECORD_STEPS, each = (records + WARPS - 1) / WARPS;
@@ -171,11 +177,11 @@ DEVICE void sum_tile(float (&parts)[WARPS][TILES][4][WARP], const Records &w, u3
                 multiply_add(c[n], near, b.x, b.y);
                 multiply_add(c[n], far, b.z, b.w);
             }
-            if (Records::SCALES_SUMS && (k % Records::SCALE_STEPS == Records::SCALE_STEPS - 1 || step + 1 == steps)) add_scaled(sums, c, w.scale(now[0], k), w.scale(now[1], k));
+            if (k % Records::SCALE_STEPS == Records::SCALE_STEPS - 1 || step + 1 == steps) add_scaled(sums, c, w.scale(now[0], k), w.scale(now[1], k));
         }
     }
     for (u32 n = 0; n < TILES; n++) {
-        for (u32 i = 0; i < 4; i++) parts[warp()][n][i][lane()] = Records::SCALES_SUMS ? sums[n][i] : c[n][i];
+        for (u32 i = 0; i < 4; i++) parts[warp()][n][i][lane()] = sums[n][i];
     }
     write_tile<TILES, GATED>(parts, all, tile, rows, write);
 }

@@ -32,5 +32,5 @@ pub use libraries::{LibraryError, LoadedLibrary, nccl_library};
 pub use matmul_launches::*;
 pub use row_launches::*;
 pub use sampling_launches::*;
-pub use sources::{File, Kernel, PRELUDE, RECORDS, TAILS, file, files, kernels};
+pub use sources::{File, HEADERS, Kernel, file, files, kernels};
 pub use speculation_launches::*;

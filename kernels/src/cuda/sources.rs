@@ -1,11 +1,13 @@
 //! The sources, and the table of kernels in them.
 
-/// Stands before every file.
-pub const PRELUDE: &str = include_str!("../../cuda/prelude.cuh");
-/// Behind it, also before every file: matrices in few bits.
-pub const RECORDS: &str = include_str!("../../cuda/records.cuh");
-/// And what products and attention do of the ops that follow them.
-pub const TAILS: &str = include_str!("../../cuda/tails.cuh");
+/// What stands before every file, by name: the prelude of all, products of few rows, matrices in few bits, and what products and attention do of
+/// the ops that follow them.
+pub const HEADERS: [(&str, &str); 4] = [
+    ("prelude", include_str!("../../cuda/prelude.cuh")),
+    ("tiles", include_str!("../../cuda/tiles.cuh")),
+    ("records", include_str!("../../cuda/records.cuh")),
+    ("tails", include_str!("../../cuda/tails.cuh")),
+];
 
 /// A source file: one op.
 #[derive(Clone, Copy, Debug)]
@@ -26,10 +28,11 @@ impl File {
     /// What is compiled: what stands before, and the text.
     #[must_use]
     pub fn source(&self) -> String {
-        format!(
-            "{PRELUDE}#line 1 \"records.cuh\"\n{RECORDS}#line 1 \"tails.cuh\"\n{TAILS}#line 1 \"{}.cu\"\n{}",
-            self.name, self.text
-        )
+        let mut source = String::new();
+        for (name, text) in HEADERS {
+            source += &format!("#line 1 \"{name}.cuh\"\n{text}");
+        }
+        source + &format!("#line 1 \"{}.cu\"\n{}", self.name, self.text)
     }
 
     /// Its kernels: lines that begin with `KERNEL(threads, registers) name(`, or with blocks of an SM as a third number.
@@ -106,13 +109,13 @@ mod tests {
     #[test]
     fn merges_have_room_for_all_splits() {
         let most = format!("MOST_SPLITS = {};", crate::cuda::ATTENTION_SPLITS);
-        assert!(TAILS.contains(&most), "tails.cuh: {most}");
+        assert!(HEADERS.iter().any(|(_, text)| text.contains(&most)), "{most}");
     }
 
     #[test]
     fn files_are_small_include_nothing_and_keep_ptx_in_the_prelude() {
         let files = FILES.iter().chain(CHECKS).map(|file| (file.name, file.text));
-        for (name, text) in files.chain([("prelude", PRELUDE), ("records", RECORDS), ("tails", TAILS)]) {
+        for (name, text) in files.chain(HEADERS) {
             assert!(text.starts_with("// "), "{name}: the first line says what it is");
             assert!(text.lines().count() <= 400, "{name}");
             assert!(!text.contains("#include"), "{name} includes");

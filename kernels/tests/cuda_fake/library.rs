@@ -1,6 +1,6 @@
 //! Builds all kernels, and the fake driver behind them, into one shared library, once for each content.
 
-use faser_kernels::cuda::{File, Kernel, PRELUDE, RECORDS, TAILS, files};
+use faser_kernels::cuda::{File, HEADERS, Kernel, files};
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,8 @@ fn all_kernels() -> impl Iterator<Item = Kernel> {
 
 /// One translation unit: each file in a namespace of its own, and a way in by name.
 fn unit() -> String {
-    let mut text = format!("#define FASER_HOST\n{SHIM}\n{PRELUDE}\n{RECORDS}\n{TAILS}\n");
+    let headers = HEADERS.map(|(_, text)| text).join("\n");
+    let mut text = format!("#define FASER_HOST\n{SHIM}\n{headers}\n");
     for (name, body) in all_files().map(|file| (file.name, file.text)).chain([("probes", PROBES)]) {
         writeln!(text, "namespace file_{name} {{\n#line 1 \"{name}.cu\"\n{body}\n}}").expect("memory");
     }

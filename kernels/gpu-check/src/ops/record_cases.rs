@@ -1,4 +1,4 @@
-//! Products with weights of 4 bits, int8 and FP8, against f64 products over the numbers that they stand for, and against those with the same weights in bf16: the same bits.
+//! Products with weights of 4 bits, int8 and FP8, against f64 products over the numbers that they stand for, and, of sums that nothing rounds, against those with the same weights in bf16: the same bits.
 
 use super::case_bench::{Bench, Elements, Memory};
 use super::reference::{Random, bf16, close};
@@ -23,21 +23,39 @@ const FORMS: [RecordForm; 5] = [
 /// What is not written.
 const UNSET: f32 = -1e30;
 
-/// Numbers, scales and what stands beside them, of noise.
+/// Numbers, scales and what stands beside them.
 struct NoiseCodes {
     form: FourBitForm,
     blocks: Vec<FourBits>,
 }
 
 impl NoiseCodes {
+    /// Of noise.
     fn new(form: FourBitForm, count: usize, random: &mut Random) -> NoiseCodes {
+        let half = |size: f32, random: &mut Random| half::f16::from_f32(size * random.numbers(1)[0]).to_f32();
+        NoiseCodes::of(form, count, random, |random| [half(0.1, random), half(0.8, random)])
+    }
+
+    /// Of quarters up to 8, and halves of them, so that no sum of a few is rounded.
+    fn of_quarters(form: FourBitForm, count: usize, random: &mut Random) -> NoiseCodes {
+        NoiseCodes::of(form, count, random, |random| {
+            [[0.25, -0.125][random.below(2)], random.below(9) as f32 * 0.25 - 1.0]
+        })
+    }
+
+    /// Of such scales and minima.
+    fn of(
+        form: FourBitForm,
+        count: usize,
+        random: &mut Random,
+        halves: impl Fn(&mut Random) -> [f32; 2],
+    ) -> NoiseCodes {
         let block = |random: &mut Random| {
             let mut numbers = [0; 32];
             numbers.iter_mut().for_each(|number| *number = random.below(16) as u8);
-            let mut half = |size: f32| half::f16::from_f32(size * random.numbers(1)[0]).to_f32();
-            let scale = half(0.1);
+            let [scale, minimum] = halves(random);
             let beside = match form {
-                FourBitForm::Minima => Beside::Minimum(half(0.8)),
+                FourBitForm::Minima => Beside::Minimum(minimum),
                 FourBitForm::ZeroPoints => Beside::ZeroPoint(random.below(17) as u8),
                 _ => Beside::Nothing,
             };
@@ -145,11 +163,7 @@ impl<'e> HeldTwice<'e> {
         match form {
             RecordForm::FourBits(form) => {
                 let noise = NoiseCodes::new(form, shape[0] * shape[1] / 32, &mut random);
-                let source = [Source::Codes(shape[0] * shape[1], &noise)];
-                let held = FourBitRecords::of(shape[0], &source).expect("a kernel takes it");
-                let records = held.pack(&source).expect("finite weights");
-                let weights = held.widened(&records);
-                HeldTwice::of(bench, RecordForm::FourBits(form), shape, (&records, weights), order)
+                HeldTwice::four(bench, &noise, shape, order)
             }
             RecordForm::EightBits(EightBitForm::Fp8) => {
                 HeldTwice::fp8(bench, &NoiseFp8::new(shape, &mut random), order)
@@ -162,15 +176,29 @@ impl<'e> HeldTwice<'e> {
     }
 
     /// Of whole numbers and scales whose products and sums are not rounded.
-    fn of_quarters(bench: &Bench<'e>, form: EightBitForm, shape: [usize; 2], order: i32) -> HeldTwice<'e> {
+    fn of_quarters(bench: &Bench<'e>, form: RecordForm, shape: [usize; 2], order: i32) -> HeldTwice<'e> {
         let mut random = Random::new(shape[1] as u64);
         match form {
-            EightBitForm::Fp8 => HeldTwice::fp8(bench, &NoiseFp8::of_quarters(shape, &mut random), order),
-            EightBitForm::Int8 => {
+            RecordForm::FourBits(form) => {
+                let noise = NoiseCodes::of_quarters(form, shape[0] * shape[1] / 32, &mut random);
+                HeldTwice::four(bench, &noise, shape, order)
+            }
+            RecordForm::EightBits(EightBitForm::Fp8) => {
+                HeldTwice::fp8(bench, &NoiseFp8::of_quarters(shape, &mut random), order)
+            }
+            RecordForm::EightBits(EightBitForm::Int8) => {
                 let scale = |random: &mut Random| [0.25, 0.125][random.below(2)];
                 HeldTwice::int8(bench, &q8_0(shape, 32, scale, &mut random), shape, order)
             }
         }
+    }
+
+    fn four(bench: &Bench<'e>, noise: &NoiseCodes, shape: [usize; 2], order: i32) -> HeldTwice<'e> {
+        let source = [Source::Codes(shape[0] * shape[1], noise)];
+        let held = FourBitRecords::of(shape[0], &source).expect("a kernel takes it");
+        let records = held.pack(&source).expect("finite weights");
+        let weights = held.widened(&records);
+        HeldTwice::of(bench, RecordForm::FourBits(noise.form), shape, (&records, weights), order)
     }
 
     fn fp8(bench: &Bench<'e>, noise: &NoiseFp8, order: i32) -> HeldTwice<'e> {
@@ -262,7 +290,7 @@ pub(super) fn weights_in_records_are_widened_with_one_rounding(bench: &Bench<'_>
 pub(super) fn products_with_records_are_those_of_their_numbers(bench: &Bench<'_>) {
     let mut largest = [0.0_f64; 5];
     for (turn, form) in FORMS.into_iter().enumerate() {
-        let is_exact = matches!(form, RecordForm::EightBits(_));
+        let is_exact = form != FORMS[1];
         for (case, (rows, bucket, shape)) in [
             (1, 1, [32, 16]),
             (3, 4, [96, 40]),
@@ -298,7 +326,7 @@ pub(super) fn products_with_records_are_those_of_their_numbers(bench: &Bench<'_>
                     sum += x * f64::from(if is_exact { w } else { bf16(w) });
                 }
                 let what = format!("{form:?}, {rows} rows of {shape:?}: row {r} output {o}");
-                // Of rounded weights, or of codes that are scaled in f32, it is their sum; a minimum may be rounded to the other side.
+                // Sums of codes are scaled in f32; a weight with a minimum may be rounded to the other side.
                 if form != FORMS[1] {
                     close(*found, sum, (inputs as f64).sqrt(), 1e-6, &what);
                 }
@@ -320,17 +348,11 @@ pub(super) fn products_with_records_have_the_bits_of_the_widened_ones(bench: &Be
         for (rows, bucket) in [(1, 1), (2, 2), (5, 8), (13, 16)] {
             let order = bench.order(turn + rows);
             let shape = [inputs, 2 * cols];
-            // Sums of 8 bits are scaled one by one: those that nothing rounds have the same bits.
-            let (matrix, held) = match form {
-                RecordForm::FourBits(_) => {
-                    (HeldTwice::new(bench, form, shape, order), inputs_of(bench, rows, bucket, inputs).1)
-                }
-                RecordForm::EightBits(form) => {
-                    let mut random = Random::new(rows as u64);
-                    let x: Vec<f32> = (0..bucket * inputs).map(|_| random.below(9) as f32 - 4.0).collect();
-                    (HeldTwice::of_quarters(bench, form, shape, order), bench.elements(BF16, &x))
-                }
-            };
+            // Sums are scaled one by one: those that nothing rounds have the same bits.
+            let mut random = Random::new(rows as u64);
+            let x: Vec<f32> = (0..bucket * inputs).map(|_| random.below(9) as f32 - 4.0).collect();
+            let (matrix, held) =
+                (HeldTwice::of_quarters(bench, form, shape, order), bench.elements(BF16, &x));
             let outputs = 2 * cols;
             let bias = bench.lasting(&Random::new(3).numbers(outputs));
             let floats = || [(); 2].map(|()| bench.floats(&vec![0.5; rows * outputs]));
