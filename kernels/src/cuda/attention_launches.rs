@@ -8,6 +8,8 @@ pub const ATTENTION_SPLITS: u32 = 16;
 const OWN_SPLITS: u32 = 8;
 /// Shortest split, in positions.
 const SHORTEST: u32 = 256;
+/// Blocks of attention that a GPU has room for at once.
+const AT_ONCE: u32 = 256;
 /// Positions of a stage of the tensor-core kernel.
 const POSITIONS: u32 = 64;
 
@@ -159,10 +161,12 @@ impl AttentionArgs {
     /// Queries of the smallest tiles.
     pub const FEWEST_QUERIES: usize = 16;
 
-    /// Queries of a tile where the largest chunk has `most` queries for a key head: rows times heads that share it.
+    /// Queries of a tile where the largest chunk has `most` queries for a key head, rows times heads that share it, and tiles of the fewest would be so many
+    /// `blocks`: where they are few, larger tiles would leave SMs idle, and a warp with four times the work.
     #[must_use]
-    pub fn tile_queries(element: Element, head_dim: u32, most: u32) -> u32 {
+    pub fn tile_queries(element: Element, head_dim: u32, most: u32, blocks: u32) -> u32 {
         match most {
+            _ if blocks <= AT_ONCE => Self::FEWEST_QUERIES as u32,
             17..=32 if Self::on_tensor_cores(element, head_dim) => 32,
             33.. if Self::on_tensor_cores(element, head_dim) => 64,
             _ => 16,
@@ -251,6 +255,13 @@ mod tests {
                 assert!(split == SHORTEST || split / 2 * splits < sees, "{sees} in {split}");
             }
         }
+    }
+
+    #[test]
+    fn tiles_are_small_where_blocks_are_few() {
+        let queries = |most, blocks| AttentionArgs::tile_queries(Element::Bf16, 128, most, blocks);
+        assert_eq!([(1, 1), (56, 32), (2048, 256)].map(|(most, blocks)| queries(most, blocks)), [16; 3]);
+        assert_eq!([7, 32, 33].map(|most| queries(most, 257)), [16, 32, 64]);
     }
 
     #[test]

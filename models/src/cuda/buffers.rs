@@ -12,6 +12,7 @@ use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::sampling::CANDIDATES;
 use faser_kernels::{BlockId, Dtype};
 
+use super::CudaModel;
 use super::along::MarkovBuffers;
 use super::expert_buffers::ExpertBuffers;
 use super::staged::Steps;
@@ -73,10 +74,21 @@ impl CudaSizes {
         !self.deterministic && self.rows() > MatmulArgs::MOST_ROWS_OF_RECORDS as usize
     }
 
-    /// Queries of attention's tiles, where the largest chunk has `most` of them for a key head: the size of a tile changes the order of sums.
-    pub(super) fn tile_queries(&self, element: Element, head_dim: u32, most: u32) -> u32 {
-        let most = if self.deterministic { AttentionArgs::FEWEST_QUERIES as u32 } else { most };
-        AttentionArgs::tile_queries(element, head_dim, most)
+    /// Queries of attention's tiles, where chunks have so many queries for a key head: the size of a tile changes the order of sums.
+    pub(super) fn tile_queries(
+        &self,
+        model: &CudaModel,
+        queries: impl Iterator<Item = u32>,
+        plan: AttentionPlan,
+    ) -> u32 {
+        const FEWEST: u32 = AttentionArgs::FEWEST_QUERIES as u32;
+        if self.deterministic {
+            return FEWEST;
+        }
+        let (most, tiles) =
+            queries.fold((0, 0), |(most, tiles), of| (of.max(most), tiles + of.div_ceil(FEWEST)));
+        let blocks = tiles * model.own.kv_heads as u32 * plan.splits;
+        AttentionArgs::tile_queries(model.element, model.own.head_dim as u32, most, blocks)
     }
 
     /// Splits of positions for rows that see at most `longest`: a power of two of them, so that contexts that grow seldom change them; more

@@ -73,11 +73,11 @@ impl CudaPasses {
         assert!(draft.chunks.iter().all(within), "more than {STEPS} steps");
         let places = CudaSizes::bucket(count);
         let group = (config.heads / config.kv_heads) as u32;
-        let queries = sizes.tile_queries(self.model.element, config.head_dim as u32, group);
-        let tiles_each = group.div_ceil(queries);
         let longest =
             draft.chunks.iter().map(|chunk| chunk.state.base + chunk.state.steps).max().unwrap_or(1);
         let plan = sizes.plan_attention(longest.max(1), places);
+        let queries = sizes.tile_queries(&self.model, std::iter::repeat_n(group, places), plan);
+        let tiles_each = group.div_ceil(queries);
         let tables: Vec<&[BlockId]> = draft.chunks.iter().map(|chunk| chunk.table).collect();
         let (stride, blocks) = sizes.block_tables(&tables);
         let states: Vec<DraftState> = draft.chunks.iter().map(|chunk| chunk.state).collect();

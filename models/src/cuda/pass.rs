@@ -338,8 +338,6 @@ impl CudaPasses {
         let attending = |chunk: &Chunk| {
             if block.is_some() && chunk.first as usize >= of_blocks { 0 } else { chunk.rows }
         };
-        let most = chunks.iter().map(|chunk| attending(chunk) * group).max().unwrap_or(0);
-        let tile_queries = sizes.tile_queries(self.model.element, config.head_dim as u32, most);
 
         // A small pass takes the places of its bucket: another of that bucket has its arrays in the same ones.
         let bucket = CudaSizes::bucket(rows);
@@ -348,6 +346,8 @@ impl CudaPasses {
         let chunk_places = up_to(sizes.chunk_places(bucket), count);
         let longest = positions.iter().max().map_or(1, |last| last + 1);
         let plan = sizes.plan_attention(longest, up_to(bucket, rows));
+        let queries = chunks.iter().map(|chunk| attending(chunk) * group);
+        let tile_queries = sizes.tile_queries(&self.model, queries, plan);
         let (stride, blocks) = sizes.block_tables(tables);
         let proposal_stride = proposals.iter().map(|proposals| proposals.len()).max().unwrap_or(0).max(1);
         let proposal_stride = proposal_stride.next_power_of_two();
