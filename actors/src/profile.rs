@@ -2,9 +2,11 @@
 //!
 //! Each lane of each partition runs passes of the row counts of `ROW_GRID` over rows without context, and passes with context
 //! to tell what attention adds, in a few rounds over all of them: a moment in which the machine is busy spoils one reading of each
-//! at most, and medians count. Long passes are run once. Then, for a while, rows between them are run where cost is no line.
+//! at most, and medians count. Long passes are run once. Then, for a while, rows between them are run where cost is no line. Where both lanes
+//! have the same SMs at once, each is measured while the other works.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID, refine};
@@ -33,9 +35,13 @@ const LONG: Duration = Duration::from_millis(600);
 const REFINING: Duration = Duration::from_secs(2);
 /// So often a lane over several nodes is tried.
 const NODE_TRIES: usize = 10;
-/// Rows and context tokens of the pass that tells what attention costs.
+/// Rows of a sequence and context tokens of the pass that tells what attention costs. One sequence may leave most of a device idle, and tells how long attention
+/// takes alone, not what it costs beside others: there are as many as fill it.
 const CONTEXT_ROWS: usize = 8;
 const CONTEXT: usize = 512;
+/// Rows of a pass beside which the other lane's are measured.
+const BESIDE_ROWS: usize = 8;
+
 /// What is to be measured.
 pub struct ProfileSpec<'a> {
     /// The pair, or a target without a draft, and the device with its partitions.
@@ -88,23 +94,26 @@ pub fn glance(spec: &ProfileSpec<'_>) -> Result<PartitionCosts, ServiceError> {
 impl ProfileSpec<'_> {
     /// What the first rank measures of a lane on a partition; the others do what it does.
     fn lane(&self, place: usize, drafts: bool) -> Result<PassCost, ServiceError> {
-        let model = if drafts { self.device.draft() } else { Some(self.device.target()) };
-        let holds = model.as_ref().map_or(1, |model| model.config.max_context);
-        let vocab = model.as_ref().map_or(1, |model| model.config.known_vocab());
-        let most_rows = self.max_rows.min(ROW_GRID[ROW_GRID.len() - 1]);
-        let context = CONTEXT.min(self.max_context.min(holds) - 1);
-        // Blocks of the longest table; a GPU's may be smaller than they are said to be.
-        let table = context / self.block_size.min(BLOCK_SIZE) + 1;
-        let lane = LanePasses {
-            place,
-            drafts,
-            block_size: self.block_size,
-            most_rows,
-            context,
-            table,
-            vocab,
-            deterministic: self.deterministic,
-        };
+        let lane = self.passes(place, drafts);
+        if !self.device.shares_units(place) {
+            return self.timed(lane);
+        }
+        let other = LanePasses { most_rows: BESIDE_ROWS.min(lane.most_rows), ..self.passes(place, !drafts) };
+        let (begun, begins) = mpsc::channel();
+        let ends = Arc::new(AtomicBool::new(false));
+        let beside = Beside { begun, ends: ends.clone() };
+        std::thread::scope(|scope| {
+            let beside = scope.spawn(|| self.device.with_lane(other, beside));
+            // It is dropped if the lane cannot be had, which is said below.
+            let _ = begins.recv();
+            let measured = self.timed(lane);
+            ends.store(true, Ordering::Relaxed);
+            beside.join().unwrap_or_else(|_| Err(lost("a pass panicked; see above")))?;
+            measured
+        })
+    }
+
+    fn timed(&self, lane: LanePasses) -> Result<PassCost, ServiceError> {
         for _ in 1..NODE_TRIES {
             match self.device.with_lane(lane, Timed) {
                 // One that was lost comes again, and is waited for.
@@ -116,42 +125,100 @@ impl ProfileSpec<'_> {
         }
         self.device.with_lane(lane, Timed)
     }
+
+    fn passes(&self, place: usize, drafts: bool) -> LanePasses {
+        let model = if drafts { self.device.draft() } else { Some(self.device.target()) };
+        let holds = model.as_ref().map_or(1, |model| model.config.max_context);
+        let vocab = model.as_ref().map_or(1, |model| model.config.known_vocab());
+        let most_rows = self.max_rows.min(ROW_GRID[ROW_GRID.len() - 1]);
+        let context = CONTEXT.min(self.max_context.min(holds) - 1);
+        // Blocks of the longest table; a GPU's may be smaller than they are said to be.
+        let table = context / self.block_size.min(BLOCK_SIZE) + 1;
+        LanePasses {
+            place,
+            drafts,
+            block_size: self.block_size,
+            most_rows,
+            context,
+            table,
+            vocab,
+            deterministic: self.deterministic,
+        }
+    }
 }
 
-/// What is done with a lane here.
+fn lost(reason: &str) -> ServiceError {
+    ServiceError::Lane { lane: "profiled", reason: reason.to_owned() }
+}
+
+/// The passes of a lane are timed.
 struct Timed;
 
 impl OnLane for Timed {
     type Found = PassCost;
 
-    /// Each rank on a thread of its own, which may be pinned as the lane's will be.
     fn on<B: LaneBackend + 'static>(
         self,
         lane: LanePasses,
         ranks: Vec<Open<B>>,
     ) -> Result<PassCost, ServiceError> {
-        let mut threads = Vec::with_capacity(ranks.len());
-        for open in ranks {
-            let measured = std::thread::Builder::new().name("faser-profile".to_owned()).spawn(move || {
-                let mut passes = TimedPasses::new(open()?, lane);
-                if !passes.leads() {
-                    passes.follow();
-                    return Ok(None);
-                }
-                let cost = cost(&mut passes, lane.most_rows, lane.context);
-                passes.told(0, 0);
-                Ok(Some(cost))
-            });
-            threads.push(measured.map_err(|source| ServiceError::Thread { name: "profiling", source })?);
-        }
-        let lost = |reason: &str| ServiceError::Lane { lane: "profiled", reason: reason.to_owned() };
-        let measured: Vec<_> = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|_| Err(lost("a pass panicked; see above"))))
-            .collect();
-        let measured = measured.into_iter().collect::<Result<Vec<_>, _>>()?;
-        measured.into_iter().flatten().next().ok_or_else(|| lost("it has no first rank"))
+        led(lane, ranks, move |passes| cost(passes, lane.most_rows, lane.context))
     }
+}
+
+/// A lane works while the other one's passes are timed.
+struct Beside {
+    /// Hears of the first pass.
+    begun: mpsc::Sender<()>,
+    /// It is to end.
+    ends: Arc<AtomicBool>,
+}
+
+impl OnLane for Beside {
+    type Found = ();
+
+    fn on<B: LaneBackend + 'static>(self, lane: LanePasses, ranks: Vec<Open<B>>) -> Result<(), ServiceError> {
+        led(lane, ranks, move |passes| {
+            while !self.ends.load(Ordering::Relaxed) {
+                passes.told(lane.most_rows, 0);
+                passes.run(lane.most_rows, 0);
+                // Nobody waits for the second.
+                let _ = self.begun.send(());
+            }
+        })
+    }
+}
+
+/// Does something with passes of a lane's first rank, and what it does with those of the others. Each rank has a thread of its own, which may be pinned as the
+/// lane's will be.
+fn led<B: LaneBackend + 'static, T: Send + 'static>(
+    lane: LanePasses,
+    ranks: Vec<Open<B>>,
+    lead: impl FnOnce(&mut TimedPasses<B>) -> T + Send + 'static,
+) -> Result<T, ServiceError> {
+    let mut lead = Some(lead);
+    let mut threads = Vec::with_capacity(ranks.len());
+    for open in ranks {
+        let lead = lead.take();
+        let work = move || {
+            let mut passes = TimedPasses::new(open()?, lane);
+            let Some(lead) = lead else {
+                passes.follow();
+                return Ok(None);
+            };
+            let found = lead(&mut passes);
+            passes.told(0, 0);
+            Ok(Some(found))
+        };
+        let thread = std::thread::Builder::new().name("faser-profile".to_owned()).spawn(work);
+        threads.push(thread.map_err(|source| ServiceError::Thread { name: "profiling", source })?);
+    }
+    let found: Vec<_> = threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap_or_else(|_| Err(lost("a pass panicked; see above"))))
+        .collect();
+    let found = found.into_iter().collect::<Result<Vec<_>, _>>()?;
+    found.into_iter().flatten().next().ok_or_else(|| lost("it has no first rank"))
 }
 
 /// Does what the first rank does on another node, until it ends.
@@ -160,13 +227,19 @@ pub(crate) fn follow_passes<B: LaneBackend>(backend: B, lane: LanePasses) {
 }
 
 fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: usize) -> PassCost {
-    let some = CONTEXT_ROWS.min(most_rows);
-    // At position 0 for each row count, one row and some rows with context too: each right behind those that it is compared with, for after a long
-    // pass the next ones find nothing in the caches. The largest too: beyond what is measured, cost is taken to grow with the rows.
-    let counts = ROW_GRID.iter().copied().filter(|&rows| rows < most_rows).chain([most_rows]);
-    let with_context = |rows: usize| (rows == 1 || rows == some).then_some((rows, context));
+    let sequences = lane.sequences();
+    let each = CONTEXT_ROWS.min(most_rows / sequences).min(context + 1).max(1);
+    let some = each * sequences;
+    // At position 0 for each row count, one row and some rows of each sequence with context too: each right behind those that it is compared with, for
+    // after a long pass the next ones find nothing in the caches. The largest too: beyond what is measured, cost is taken to grow with the rows.
+    let mut counts: Vec<usize> =
+        ROW_GRID.into_iter().chain([sequences, some]).filter(|&rows| rows < most_rows).collect();
+    counts.push(most_rows);
+    counts.sort_unstable();
+    counts.dedup();
+    let with_context = |rows: usize| (rows == sequences || rows == some).then_some((rows, context));
     let passes: Vec<(usize, usize)> =
-        counts.flat_map(|rows| [Some((rows, 0)), with_context(rows)]).flatten().collect();
+        counts.into_iter().flat_map(|rows| [Some((rows, 0)), with_context(rows)]).flatten().collect();
     let mut readings = vec![Vec::with_capacity(ROUNDS); passes.len()];
     for round in 0..ROUNDS {
         reading(lane, 1, 0);
@@ -197,8 +270,8 @@ fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: us
             .and_then(|(_, median)| *median)
     };
     // Of what was not measured without context nobody knows what attention adds.
-    let longer = |rows| Some(with_context(rows)?.saturating_sub(time_of(rows)?));
-    let [one, many] = [1, some].map(|rows| longer(rows).unwrap_or_default());
+    let longer = |rows| Some(with_context(rows)?.saturating_sub(time_of(rows)?) / sequences as u32);
+    let [one, many] = [sequences, some].map(|rows| longer(rows).unwrap_or_default());
     let began = Instant::now();
     refine(&mut points, |rows| {
         (began.elapsed() < REFINING).then(|| {
@@ -214,7 +287,7 @@ fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: us
         // Beyond what was measured it grows with the rows.
         points.push((2 * rows, 2 * time));
     }
-    PassCost::new(&points, AttentionCost::fitted(context, some, one, many))
+    PassCost::new(&points, AttentionCost::fitted(context, each, one, many))
 }
 
 /// Median time of a few passes.
@@ -246,21 +319,21 @@ fn tokens(count: usize, vocab: usize) -> Vec<TokenId> {
 }
 
 impl LanePasses {
-    /// Rows without context are a piece each, with a block of its own; rows with context are one piece that ends there. Nothing is read that
-    /// another row writes, and each row has a token of its own.
+    /// Rows without context are a piece each, with a block of its own; rows with context are as many pieces that end there, or fewer, with blocks of their own
+    /// too. Nothing is read that another row writes, and each row has a token of its own.
     fn rows<'a>(
         &self,
         blocks: &'a [BlockId],
         tokens: &'a [TokenId],
-        rows: usize,
-        context: usize,
+        (rows, context, sequences): (usize, usize, usize),
     ) -> PassRows<'a> {
-        let (pieces, each) = if context == 0 { (rows, 1) } else { (1, rows) };
-        let start = if context == 0 { 0 } else { (context + 1).saturating_sub(rows) };
+        let pieces = if context == 0 { rows } else { sequences.min(rows) };
+        let each = rows / pieces;
+        let start = if context == 0 { 0 } else { (context + 1).saturating_sub(each) };
         let mut pass = PassRows::default();
         for number in 0..pieces {
-            let drawn_from = if number < SAMPLED_ROWS { 0 } else { each };
-            let own = &tokens[start + number..start + number + each];
+            let drawn_from = each - SAMPLED_ROWS.saturating_sub(number * each).min(each);
+            let own = &tokens[start + number * each..][..each];
             let piece = Piece {
                 seq: SEQ,
                 chunk: number,
@@ -274,7 +347,8 @@ impl LanePasses {
                 begins: Begins::Alone,
                 proposals: own,
             };
-            let table = if context == 0 { &blocks[number..=number] } else { &blocks[..self.table] };
+            let length = if context == 0 { 1 } else { self.table };
+            let table = &blocks[number * length..][..length];
             pass.push(piece, own, table);
         }
         pass
@@ -303,13 +377,8 @@ impl<B: LaneBackend> TimedPasses<B> {
         backend.update(&mut sequences, &[], &[admission], &[Arc::new(LaneRequest::from(sampling))]);
         let (masks, outputs) = (Masks::new(MASK_PATIENCE), PassOutputs::default());
         let blocks = (0..lane.blocks() as BlockId).collect();
-        let tokens = tokens(lane.most_rows.max(lane.context + 1) + SHIFTS, lane.vocab);
+        let tokens = tokens(lane.most_rows + lane.context + 1 + SHIFTS, lane.vocab);
         TimedPasses { backend, lane, sequences, masks, blocks, tokens, begun: 0, outputs }
-    }
-
-    /// Whether it is this rank that measures.
-    fn leads(&self) -> bool {
-        self.backend.rank().0 == 0
     }
 
     /// Does what the first rank does until it ends.
@@ -337,10 +406,9 @@ impl<B: LaneBackend> TimedPasses<B> {
     /// Makes the next pass, whose tokens are others than those of the one before, and runs it: how long the lane had it. What its sequence had
     /// before is there by then, as it is when requests are served.
     fn run(&mut self, rows: usize, context: usize) -> Duration {
-        let rows = if context == 0 { rows } else { rows.min(context + 1) };
         let tokens = &self.tokens[self.begun % SHIFTS..];
         self.begun += 1;
-        let pass = self.lane.rows(&self.blocks, tokens, rows, context);
+        let pass = self.lane.rows(&self.blocks, tokens, (rows, context, self.sequences()));
         let start = pass.pieces.first().map_or(0, |piece| piece.start);
         self.sequences.of_mut(SEQ).rewind_and_extend(0, &tokens[..=start]);
         let began = Instant::now();
@@ -353,6 +421,11 @@ impl<B: LaneBackend> TimedPasses<B> {
         self.backend.draw(&pass, &self.sequences, &how);
         self.backend.collect(&pass, &mut self.outputs, &mut |_| {});
         began.elapsed()
+    }
+
+    /// Sequences of a pass with context: as many as fill the device, as far as there are blocks.
+    fn sequences(&self) -> usize {
+        B::FILLED_BY.min(self.lane.blocks() / self.lane.table).min(self.lane.most_rows).max(1)
     }
 
     /// Whether the first pass of a row count takes longer than those after it.
@@ -385,14 +458,35 @@ mod tests {
             deterministic: false,
         };
         let blocks: Vec<BlockId> = (0..64).collect();
-        let tokens = tokens(100 + SHIFTS, lane.vocab);
-        for (first, context) in (0..SHIFTS).flat_map(|first| [(first, 0), (first, lane.context)]) {
-            let mut distinct = lane.rows(&blocks, &tokens[first..], 64, context).tokens;
+        let tokens = tokens(164 + SHIFTS, lane.vocab);
+        let passes = [(0, 1), (lane.context, 1), (lane.context, 8)];
+        for (first, (context, sequences)) in (0..SHIFTS).flat_map(|first| passes.map(|pass| (first, pass))) {
+            let mut distinct = lane.rows(&blocks, &tokens[first..], (64, context, sequences)).tokens;
             distinct.sort_unstable();
             distinct.dedup();
             // Of 64 tokens of 2048 drawn at random one is there twice.
             assert!(distinct.len() >= 60 && distinct.iter().all(|token| *token < 2048), "{distinct:?}");
         }
+    }
+
+    #[test]
+    fn rows_with_context_are_of_several_sequences_and_few_are_drawn() {
+        let lane = LanePasses {
+            place: 0,
+            drafts: false,
+            block_size: 16,
+            most_rows: 512,
+            context: 512,
+            table: 33,
+            vocab: 2048,
+            deterministic: false,
+        };
+        let blocks: Vec<BlockId> = (0..lane.blocks() as BlockId).collect();
+        let tokens = tokens(1025 + SHIFTS, lane.vocab);
+        let pass = lane.rows(&blocks, &tokens, (120, lane.context, 15));
+        let drawn: usize = pass.pieces.iter().map(|piece| piece.rows - piece.drawn_from).sum();
+        assert_eq!((pass.pieces.len(), pass.tokens.len(), drawn), (15, 120, SAMPLED_ROWS));
+        assert!(pass.pieces.iter().all(|piece| piece.start + piece.rows == lane.context + 1));
     }
 
     #[test]

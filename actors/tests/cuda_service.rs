@@ -463,19 +463,22 @@ fn kernels_that_cannot_be_kept_are_compiled_and_used() {
 #[test]
 fn passes_are_timed_on_every_share() {
     let report = cuda_fake::inside("passes_are_timed_on_every_share", &[], || {
-        let device = on_gpu(&[16, 64], 0.9);
-        let sizes = [(132, 132), (16, 116), (64, 68)].map(|(draft, verify)| LaneSizes { draft, verify });
+        let device = on_gpu(&[16, 64, 132], 0.9);
+        let sizes = [(132, 132), (16, 116), (64, 68), (132, 132)];
+        let sizes = sizes.map(|(draft, verify)| LaneSizes { draft, verify });
         assert_eq!((device.partitions(), device.unit()), (sizes.to_vec(), "SMs"));
         let spec = ProfileSpec {
             device: &device,
             block_size: 16,
+            // Room for four sequences of two blocks, which tell what attention costs.
             max_rows: 8,
-            max_context: 96,
+            max_context: 32,
             deterministic: false,
         };
         let mut heard = Vec::new();
         let costs = profile(&spec, &mut |done, all| heard.push((done, all))).expect("costs");
-        assert_eq!((costs.len(), heard.last()), (3, Some(&(6, 6))));
+        assert_eq!((costs.len(), heard.last()), (4, Some(&(8, 8))));
+        assert_eq!([0, 1, 2, 3].map(|place| device.shares_units(place)), [false, false, false, true]);
         for costs in &costs {
             // On fibers rows are what takes time: far enough apart to be true on any machine.
             let seconds = |rows| costs.verify.seconds(rows, Reach::NONE);

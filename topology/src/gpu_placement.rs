@@ -7,6 +7,9 @@ use serde::Serialize;
 /// SMs are partitioned in groups of this many: what compute capability 9 and later gives, and a multiple of what earlier ones give.
 const GROUP: u32 = 8;
 
+/// SMs of the draft lane where both lanes have all that there are, at once.
+pub const ALL_SMS: u32 = u32::MAX;
+
 /// What the planner must know of a GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GpuDevice {
@@ -23,7 +26,8 @@ pub struct GpuDevice {
 pub struct GpuPlacement {
     /// The KV pools.
     pub pools: KvPools,
-    /// SMs of the draft lane on each partition behind the first, on which both lanes have all of them, in turns. The verify lane has the rest.
+    /// SMs of the draft lane on each partition behind the first, on which both lanes have all of them, in turns. The verify lane has the rest; where the
+    /// draft lane has all, both have all at once.
     pub draft_sms: Vec<u32>,
 }
 
@@ -46,18 +50,26 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// About an eighth, a quarter and half of the SMs for drafting, in whole groups: 16, 32 and 64 of 132.
+    /// About an eighth, a quarter and half of the SMs for drafting, in whole groups, and all of them for both lanes: 16, 32, 64 and 132 of 132.
     pub(crate) fn default_splits(&self) -> Vec<u32> {
         let share = |parts: u32| (self.sms / parts / GROUP * GROUP).max(GROUP);
         let mut splits = [8, 4, 2].map(share).to_vec();
         splits.retain(|draft| draft + GROUP <= self.sms);
         splits.dedup();
+        splits.extend((self.sms > 0).then_some(self.sms));
         splits
     }
 
-    pub(crate) fn check_splits(&self, asked: &[u32]) -> Result<(), TopologyError> {
+    /// Splits as they were asked for, [`ALL_SMS`] as the SMs that there are.
+    ///
+    /// # Errors
+    /// Says what can be had.
+    pub(crate) fn splits(&self, asked: &[u32]) -> Result<Vec<u32>, TopologyError> {
         let fits = |draft: u32| draft > 0 && draft.is_multiple_of(GROUP) && draft + GROUP <= self.sms;
-        let Some(&asked) = asked.iter().find(|draft| !fits(**draft)) else { return Ok(()) };
+        let own = |&draft: &u32| if draft == ALL_SMS { self.sms } else { draft };
+        let Some(&asked) = asked.iter().find(|draft| **draft != ALL_SMS && !fits(**draft)) else {
+            return Ok(asked.iter().map(own).collect());
+        };
         let most = self.sms.saturating_sub(GROUP) / GROUP * GROUP;
         let fitting = match most {
             0 => "no SMs of its own: leave the key out".to_owned(),
@@ -82,12 +94,12 @@ pub fn place_on_gpu(
     draft: Option<&ModelFootprint>,
     kv: &KvRequest,
 ) -> Result<GpuPlacement, TopologyError> {
-    device.check_splits(draft_sms.unwrap_or(&[]))?;
+    let asked = draft_sms.map(|asked| device.splits(asked)).transpose()?;
     let limit = Limit { memory_bytes: device.budget_bytes(), gpu_bytes: Some(device.memory_bytes) };
     let pools = pools(&limit, target, draft, kv, |left_bytes, _| left_bytes)?;
     let draft_sms = match draft {
         None => Vec::new(),
-        Some(_) => draft_sms.map_or_else(|| device.default_splits(), <[u32]>::to_vec),
+        Some(_) => asked.unwrap_or_else(|| device.default_splits()),
     };
     Ok(GpuPlacement { pools, draft_sms })
 }
@@ -124,23 +136,24 @@ mod tests {
         for (sms, splits) in
             [(132, &[16, 32, 64][..]), (108, &[8, 24, 48]), (20, &[8]), (16, &[8]), (15, &[]), (0, &[])]
         {
-            assert_eq!(gpu(sms).default_splits(), splits, "{sms}");
-            assert!(gpu(sms).check_splits(splits).is_ok(), "{sms}");
+            let all: &[u32] = if sms > 0 { &[sms] } else { &[] };
+            assert_eq!(gpu(sms).default_splits(), [splits, all].concat(), "{sms}");
+            assert_eq!(gpu(sms).splits(&[splits, &[ALL_SMS]].concat()).unwrap(), [splits, &[sms]].concat());
         }
     }
 
     #[test]
     fn splits_that_cannot_be_had_are_refused_by_the_name_of_the_key() {
         for asked in [0, 13, 128, 132, 4096] {
-            let refusal = gpu(132).check_splits(&[16, asked]).unwrap_err().to_string();
+            let refusal = gpu(132).splits(&[16, asked]).unwrap_err().to_string();
             let words = format!("device.partitions has {asked}");
             assert!(
                 refusal.contains(&words) && refusal.contains("multiples of 8 from 8 to 120"),
                 "{refusal}"
             );
         }
-        assert!(gpu(132).check_splits(&[8, 120]).is_ok());
-        let refusal = gpu(12).check_splits(&[8]).unwrap_err().to_string();
+        assert!(gpu(132).splits(&[8, 120]).is_ok());
+        let refusal = gpu(12).splits(&[8]).unwrap_err().to_string();
         assert!(refusal.contains("leave the key out"), "{refusal}");
     }
 
@@ -151,7 +164,7 @@ mod tests {
         // 40 GiB of 80, 24 of weights, 2 of workspaces; a block of both models is 4 MiB.
         assert_eq!(placed.pools.kv_bytes, 14 * GIB);
         assert_eq!((placed.pools.target_blocks, placed.pools.draft_blocks), (3584, 3584));
-        assert_eq!(placed.draft_sms, [16, 32, 64]);
+        assert_eq!(placed.draft_sms, [16, 32, 64, 132]);
         let placed =
             place_on_gpu(&gpu(132), Some(&[8]), &target, Some(&draft), &kv(Some(GIB), 4096)).unwrap();
         assert_eq!((placed.pools.kv_bytes, placed.draft_sms), (GIB, vec![8]));

@@ -18,7 +18,7 @@ mod share;
 
 pub use cpu::{CpuDevice, Partition};
 pub use error::TopologyError;
-pub use gpu_placement::{GpuDevice, GpuPlacement, place_on_gpu};
+pub use gpu_placement::{ALL_SMS, GpuDevice, GpuPlacement, place_on_gpu};
 pub use machine::{Gpu, Joined, Link, LinkKind, Topology};
 pub use nodes::Node;
 pub use place::{KvPools, KvRequest, LanePair, ModelFootprint, Placement, place};

@@ -51,8 +51,8 @@ pub struct CudaSpec {
     pub ranks: Vec<CudaDevice>,
     /// The GPU that has the draft alone, as what its source calls the target; none of the ranks has a draft then, or a head.
     pub apart: Option<CudaDevice>,
-    /// SMs of the draft lane on each partition behind the first, which is the whole GPU for both lanes. The verify lane has the rest. Where the draft is
-    /// apart: one, of all SMs, and the verify lane has all of its own.
+    /// SMs of the draft lane on each partition behind the first, which is the whole GPU for both lanes, in turns. The verify lane has the rest; where the draft
+    /// lane has all of them both have all at once. Where the draft is apart: one, of all SMs, and the verify lane has all of its own.
     pub draft_sms: Vec<u32>,
     /// A rank that another has waited for longer is lost, and the group is built anew. Generous: a rank may be at a long prefill.
     pub rank_deadline: Duration,
@@ -190,16 +190,16 @@ impl CudaSource {
 }
 
 impl OnGpu {
-    /// The shares of both lanes: the whole GPU, then each split. Where nobody drafts, verifying has the whole GPU on every partition.
+    /// The shares of both lanes: the whole GPU, then each split, of which one may be the whole GPU again. Where nobody drafts, verifying has the whole GPU on every partition.
     pub(crate) fn shares(&self, draft_sms: &[u32]) -> Result<Vec<SharePair>, CudaError> {
         let whole = Share::whole(&self.gpu);
         let whole = SharePair { draft: whole.clone(), verify: whole };
         if self.draft.is_none() {
             return Ok(vec![whole; 1 + draft_sms.len()]);
         }
-        let mut shares = vec![whole];
+        let mut shares = vec![whole.clone()];
         for &sms in draft_sms {
-            shares.push(self.split(sms)?);
+            shares.push(if sms == self.gpu.info().sms { whole.clone() } else { self.split(sms)? });
         }
         Ok(shares)
     }
@@ -298,9 +298,19 @@ impl CudaSpec {
         drafts.next().is_some_and(whole) && drafts.next().is_some()
     }
 
+    /// SMs of the GPU that has the first rank.
+    fn sms(&self) -> u32 {
+        self.ranks.first().map_or(0, |first| first.source().info.sms)
+    }
+
+    /// Whether both lanes have the same SMs on a partition, at once.
+    pub(super) fn shares_sms(&self, place: usize) -> bool {
+        self.apart.is_none() && place > 0 && self.draft_sms[place - 1] == self.sms()
+    }
+
     pub(super) fn partitions(&self) -> Vec<LaneSizes> {
-        let sms = self.ranks.first().map_or(0, |first| first.source().info.sms);
-        let left = |draft: u32| if self.apart.is_some() { sms } else { sms - draft.min(sms) };
+        let sms = self.sms();
+        let left = |draft: u32| if draft == sms { sms } else { sms - draft.min(sms) };
         let split = |&draft: &u32| LaneSizes { draft: draft as usize, verify: left(draft) as usize };
         let whole = LaneSizes { draft: sms as usize, verify: sms as usize };
         [whole].into_iter().chain(self.draft_sms.iter().map(split)).collect()

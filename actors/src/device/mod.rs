@@ -69,6 +69,14 @@ impl DeviceSpec {
         }
     }
 
+    /// Whether both lanes have the same units on a partition, at once: what passes cost there depends on what the other lane does.
+    pub fn shares_units(&self, place: usize) -> bool {
+        match self {
+            DeviceSpec::Cpu(_) => false,
+            DeviceSpec::Cuda(spec) => spec.shares_sms(place),
+        }
+    }
+
     /// What partitions are made of: `cores` or `SMs`.
     pub fn unit(&self) -> &'static str {
         match self {

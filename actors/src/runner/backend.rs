@@ -36,6 +36,8 @@ pub trait LaneBackend {
 
     /// Whether the first pass of a row count takes longer than those after it.
     const FIRST_IS_COLD: bool;
+    /// Sequences that have all of a device at work on attention.
+    const FILLED_BY: usize;
 
     /// The largest pass.
     fn bounds(&self) -> PassBounds;

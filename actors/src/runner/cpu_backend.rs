@@ -308,6 +308,7 @@ impl LaneBackend for CpuBackend {
 
     const LOOK_EVERY: usize = 1;
     const FIRST_IS_COLD: bool = false;
+    const FILLED_BY: usize = 1;
 
     fn bounds(&self) -> PassBounds {
         self.bounds

@@ -337,8 +337,8 @@ pub struct DeviceConfig {
     pub threads: Option<usize>,
     /// The instruction set; `None` takes the best one this CPU has, or the one that the environment forces.
     pub isa: Option<Isa>,
-    /// SMs of the draft lane where both lanes work at a time, one number for each partition to be had; `None`: a few sensible
-    /// for the GPU; empty: both lanes always have all of it.
+    /// SMs of the draft lane where both lanes work at a time, one number for each partition to be had, [`ALL_SMS`](faser_topology::ALL_SMS) where both have
+    /// all; `None`: a few sensible for the GPU; empty: both lanes always have all of it, in turns.
     pub partitions: Option<Vec<u32>>,
     /// How much of a GPU's memory may be used, 0 to 1.
     pub gpu_memory_utilization: f64,

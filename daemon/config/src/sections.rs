@@ -8,7 +8,7 @@ use faser_engine::Tuning;
 use faser_hub::{ModelName, NameError};
 use faser_models::synthetic::SyntheticSpec;
 use faser_models::{CallFormat, ModelError, ReasoningFormat, Verifier, verifier};
-use faser_topology::DraftPlace;
+use faser_topology::{ALL_SMS, DraftPlace};
 use serde_json::Value;
 
 use super::draft_key::{self, DraftKey};
@@ -306,10 +306,13 @@ fn device(mut fields: Fields<'_>, model: &ModelSection, nodes: usize) -> Result<
 fn partitions(fields: &mut Fields<'_>) -> Result<Option<Vec<u32>>, FieldError> {
     let path = fields.path("partitions");
     let Some(items) = fields.list("partitions")? else { return Ok(None) };
-    let sms = |item| whole(&path, item, 1..=4096).map(|sms| sms as u32);
+    let sms = |item: &Value| match item.as_str() {
+        Some("all") => Ok(ALL_SMS),
+        _ => whole(&path, item, 1..=4096).map(|sms| sms as u32),
+    };
     let partitions = items.iter().map(sms).collect::<Result<Vec<u32>, _>>()?;
     if partitions.len() > MOST_PARTITIONS || !partitions.is_sorted_by(|a, b| a < b) {
-        let wanted = "up to 8 numbers of SMs for drafting, ascending, such as [16, 32, 64]; [] for none";
+        let wanted = "up to 8 numbers of SMs for drafting, ascending, and `all`, such as [16, 32, 64, all]; [] for none";
         return Err(wrong_value(&path, wanted, &items.into()));
     }
     Ok(Some(partitions))

@@ -162,7 +162,7 @@ const SMALL: &str = "model: {dtype: f32, synthetic: {preset: tiny, layers: 2, hi
 /// # Errors
 /// The pair does not load, or a request fails.
 pub(super) fn policies(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
-    let partitions = setting.size("16, 32, 64", "16");
+    let partitions = setting.size("16, 32, 64, all", "16, all");
     let yaml = format!(
         "{}device: {{kind: 'cuda:{}', partitions: [{partitions}]}}\nspeculation: {{cost_cache: none}}\n",
         setting.size(LARGE, SMALL),

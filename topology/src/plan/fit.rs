@@ -220,9 +220,12 @@ fn lanes(
                 let whole = |used: bool| if used { all } else { 0 };
                 let mut lanes = vec![Lanes::Sms { draft_sms: whole(draft), verify_sms: whole(verify) }];
                 if draft && verify {
-                    gpu.check_splits(draft_sms.as_deref().unwrap_or(&[])).map_err(asked)?;
-                    let splits = draft_sms.clone().unwrap_or_else(|| gpu.default_splits());
-                    let split = |draft_sms: u32| Lanes::Sms { draft_sms, verify_sms: all - draft_sms };
+                    let own = draft_sms.as_ref().map(|own| gpu.splits(own)).transpose().map_err(asked)?;
+                    let splits = own.unwrap_or_else(|| gpu.default_splits());
+                    let split = |draft_sms: u32| match all - draft_sms {
+                        0 => Lanes::Sms { draft_sms, verify_sms: all },
+                        verify_sms => Lanes::Sms { draft_sms, verify_sms },
+                    };
                     lanes.extend(splits.into_iter().map(split));
                 }
                 Ok(lanes)

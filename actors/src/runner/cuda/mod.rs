@@ -245,6 +245,7 @@ impl LaneBackend for CudaBackend {
     const LOOK_EVERY: usize = 4;
     // Kernels are loaded and products chosen when they are first asked for.
     const FIRST_IS_COLD: bool = true;
+    const FILLED_BY: usize = 32;
 
     fn bounds(&self) -> PassBounds {
         let sizes = self.passes.sizes();
