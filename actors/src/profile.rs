@@ -96,34 +96,41 @@ impl ProfileSpec<'_> {
     fn lane(&self, place: usize, drafts: bool) -> Result<PassCost, ServiceError> {
         let lane = self.passes(place, drafts);
         if !self.device.shares_units(place) {
-            return self.timed(lane);
+            return self.tried(|| self.device.with_lane(lane, Timed));
         }
         let other = LanePasses { most_rows: BESIDE_ROWS.min(lane.most_rows), ..self.passes(place, !drafts) };
-        let (begun, begins) = mpsc::channel();
+        self.tried(|| self.beside(lane, other))
+    }
+
+    /// What is measured of a lane while another one works.
+    fn beside(&self, lane: LanePasses, other: LanePasses) -> Result<PassCost, ServiceError> {
+        let (works, work) = mpsc::channel();
         let ends = Arc::new(AtomicBool::new(false));
-        let beside = Beside { begun, ends: ends.clone() };
+        let beside = Beside { works, ends: ends.clone() };
         std::thread::scope(|scope| {
             let beside = scope.spawn(|| self.device.with_lane(other, beside));
+            // Whatever happens here, it ends.
+            let guard = Ends(ends);
             // It is dropped if the lane cannot be had, which is said below.
-            let _ = begins.recv();
-            let measured = self.timed(lane);
-            ends.store(true, Ordering::Relaxed);
+            let _ = work.recv();
+            let measured = self.device.with_lane(lane, Timed);
+            drop(guard);
             beside.join().unwrap_or_else(|_| Err(lost("a pass panicked; see above")))?;
             measured
         })
     }
 
-    fn timed(&self, lane: LanePasses) -> Result<PassCost, ServiceError> {
+    /// Tries again where a node was lost: it comes again, and is waited for.
+    fn tried(&self, measure: impl Fn() -> Result<PassCost, ServiceError>) -> Result<PassCost, ServiceError> {
         for _ in 1..NODE_TRIES {
-            match self.device.with_lane(lane, Timed) {
-                // One that was lost comes again, and is waited for.
+            match measure() {
                 Err(error) if self.device.nodes().is_some() => {
                     tracing::warn!(%error, "costs are measured once more: a node was lost");
                 }
                 measured => return measured,
             }
         }
-        self.device.with_lane(lane, Timed)
+        measure()
     }
 
     fn passes(&self, place: usize, drafts: bool) -> LanePasses {
@@ -168,10 +175,22 @@ impl OnLane for Timed {
 
 /// A lane works while the other one's passes are timed.
 struct Beside {
-    /// Hears of the first pass.
-    begun: mpsc::Sender<()>,
+    /// Hears of each pass once nothing is new about them.
+    works: mpsc::Sender<()>,
     /// It is to end.
     ends: Arc<AtomicBool>,
+}
+
+/// Passes of [`Beside`] before the other lane is opened: a GPU captures one of the first, while which nobody may wait for the whole device.
+const WARM_UP: usize = 3;
+
+/// Ends what works beside.
+struct Ends(Arc<AtomicBool>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl OnLane for Beside {
@@ -179,11 +198,17 @@ impl OnLane for Beside {
 
     fn on<B: LaneBackend + 'static>(self, lane: LanePasses, ranks: Vec<Open<B>>) -> Result<(), ServiceError> {
         led(lane, ranks, move |passes| {
-            while !self.ends.load(Ordering::Relaxed) {
+            let mut works = Some(self.works);
+            for pass in 1.. {
+                if self.ends.load(Ordering::Relaxed) {
+                    break;
+                }
                 passes.told(lane.most_rows, 0);
                 passes.run(lane.most_rows, 0);
-                // Nobody waits for the second.
-                let _ = self.begun.send(());
+                if let Some(works) = works.take_if(|_| pass == WARM_UP) {
+                    // Who waits for it is there.
+                    let _ = works.send(());
+                }
             }
         })
     }

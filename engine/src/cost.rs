@@ -24,6 +24,8 @@ const KNOWN_RATE: f64 = 0.1;
 const KNOWN_MEMORY: f64 = 0.9998;
 /// What attention was profiled to cost is off by no more than this factor.
 const MOST_ATTENTION_TIMES: f64 = 16.0;
+/// What a point that no pass came near counts beside one that is known, where the speed of the machine is asked for.
+const LEAST_WEIGHT: f64 = 1e-3;
 /// A single pass is believed to be off by no more than this factor: the rest is the machine doing something else.
 const BELIEVED: f64 = 2.0;
 
@@ -73,6 +75,21 @@ impl AttentionCost {
 
     fn seconds(self, reach: Reach) -> f64 {
         (self.per_kv_fs as f64 * reach.kv as f64 + self.per_row_fs as f64 * reach.rows as f64) * 1e-15
+    }
+}
+
+/// How far a table was corrected.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Correction {
+    /// Its points, in the mean of those that are known, as the logarithm of a factor: passes that contradict each other move what goes by them nowhere.
+    pub points: f64,
+    /// Attention, as a factor.
+    pub attention: f64,
+}
+
+impl Default for Correction {
+    fn default() -> Correction {
+        Correction { points: 0.0, attention: 1.0 }
     }
 }
 
@@ -225,46 +242,53 @@ impl PassCost {
     }
 
     /// Corrects the table by a pass that was timed: near its rows for what such passes cost, and wherever passes have taught nothing for the speed of
-    /// the machine, which is another one than when it was profiled; and attention, as far as it is part of the pass. Returns how far the table went
-    /// in the mean of its points, as the logarithm of a factor: passes that contradict each other move what goes by it nowhere.
-    pub fn observe(&mut self, rows: usize, reach: Reach, took: Duration) -> f64 {
+    /// the machine, which is another one than when it was profiled; and attention, as far as it is part of the pass. Returns how far it went, for
+    /// tables that go by it.
+    pub fn observe(&mut self, rows: usize, reach: Reach, took: Duration) -> Correction {
         if rows == 0 {
-            return 0.0;
+            return Correction::default();
         }
         let predicted = self.seconds(rows, reach);
         let (rows, reach) = self.of_a_rank(rows, reach);
         let of_attention = self.attention_seconds(reach) / predicted;
         let error = (took.as_secs_f64() / predicted).clamp(1.0 / BELIEVED, BELIEVED).ln();
         let step = LEARNING_RATE * error * (1.0 - of_attention);
-        let times = self.attention_times * (1.0 + LEARNING_RATE * error * of_attention);
+        let times_before = self.attention_times;
+        let times = times_before * (1.0 + LEARNING_RATE * error * of_attention);
         self.attention_times = times.clamp(1.0 / MOST_ATTENTION_TIMES, MOST_ATTENTION_TIMES);
         let doublings = (rows as f64).log2();
         let low = self.low(rows);
         let share = self.share(low, rows).clamp(0.0, 1.0);
-        let before = self.mean_log();
-        for (i, ((point, seconds), known)) in self.points.iter_mut().zip(&mut self.known).enumerate() {
-            let apart = ((*point as f64).log2() - doublings) / LEARNING_REACH;
-            let near = [(low, 1.0 - share), (low + 1, share)].into_iter().find(|&(place, _)| place == i);
-            let near = near.map_or(0.0, |(_, share)| share).max(1.0 / (1.0 + apart * apart));
-            *seconds *= 1.0 + step * near.max(1.0 - *known);
-            *known = *known * KNOWN_MEMORY + KNOWN_RATE * near * near * (1.0 - *known);
+        let before = self.level();
+        let near = |i: usize, point: usize| {
+            let apart = ((point as f64).log2() - doublings) / LEARNING_REACH;
+            let between = [(low, 1.0 - share), (low + 1, share)].into_iter().find(|&(place, _)| place == i);
+            between.map_or(0.0, |(_, share)| share).max(1.0 / (1.0 + apart * apart))
+        };
+        for (i, ((point, seconds), known)) in self.points.iter_mut().zip(&self.known).enumerate() {
+            let near = near(i, *point);
+            *seconds = (*seconds * (1.0 + step * near.max(1.0 - *known))).max(LEAST_S);
         }
         self.make_monotone(if share > 0.5 { low + 1 } else { low });
-        self.mean_log() - before
+        let points = self.level() - before;
+        for (i, ((point, _), known)) in self.points.iter().zip(&mut self.known).enumerate() {
+            let near = near(i, *point);
+            *known = *known * KNOWN_MEMORY + KNOWN_RATE * near * near * (1.0 - *known);
+        }
+        Correction { points, attention: self.attention_times / times_before }
     }
 
-    /// The mean logarithm of its points.
-    fn mean_log(&self) -> f64 {
-        // Few logarithms: products of eight are in range, whatever the times.
-        let eights =
-            self.points.chunks(8).map(|eight| eight.iter().map(|(_, seconds)| seconds).product::<f64>());
-        eights.map(f64::ln).sum::<f64>() / self.points.len() as f64
+    /// The mean logarithm of its points, by how far they are known: of all alike before any is.
+    fn level(&self) -> f64 {
+        let weights = || self.known.iter().map(|known| LEAST_WEIGHT + known);
+        let logs = self.points.iter().zip(weights()).map(|(&(_, seconds), weight)| weight * seconds.ln());
+        logs.sum::<f64>() / weights().sum::<f64>()
     }
 
     /// The machine became slower or faster, by what another table has learned: moves what no pass has taught.
     pub(crate) fn follow(&mut self, step: f64) {
         for ((_, seconds), known) in self.points.iter_mut().zip(&mut self.known) {
-            *seconds *= 1.0 + step * (1.0 - *known);
+            *seconds = (*seconds * (1.0 + step * (1.0 - *known))).max(LEAST_S);
             *known *= KNOWN_MEMORY;
         }
         // What moved gives way to what is known.
@@ -273,6 +297,12 @@ impl PassCost {
         } else {
             self.make_monotone(0);
         }
+    }
+
+    /// The same model's attention costs so many times as much as was believed, elsewhere on the device.
+    pub(crate) fn follow_attention(&mut self, times: f64) {
+        let times = self.attention_times * times;
+        self.attention_times = times.clamp(1.0 / MOST_ATTENTION_TIMES, MOST_ATTENTION_TIMES);
     }
 
     /// More rows never cost less: what contradicts the point just learned gives way to it.
@@ -441,7 +471,7 @@ mod tests {
             || PassCost::new(&ROW_GRID.map(|rows| (rows, duration(truth(rows)))), AttentionCost::default());
         let (mut verify, mut draft) = (table(), table());
         let mut pass = |rows, faster: f64, verify: &mut PassCost| {
-            draft.follow(verify.observe(rows, Reach::NONE, duration(truth(rows) * faster)));
+            draft.follow(verify.observe(rows, Reach::NONE, duration(truth(rows) * faster)).points);
         };
         let times = |cost: &PassCost, rows| cost.seconds(rows, Reach::NONE) / truth(rows);
         let close = |a: f64, b: f64| (a / b - 1.0).abs() < 0.02;
@@ -456,6 +486,37 @@ mod tests {
         (0..200).for_each(|_| pass(1, 1.2, &mut verify));
         assert!(times(&verify, 16) > 1.5, "{verify:?}");
         assert!(times(&draft, 4) > 1.1, "{draft:?}");
+    }
+
+    #[test]
+    fn what_attention_costs_is_learned_and_moves_no_other_table() {
+        // Profiled ten times too dear, as of one sequence on a device that many fill; contexts come and go.
+        let attention = AttentionCost { per_kv_fs: 50_000_000, per_row_fs: 20_000_000 };
+        let mut verify = PassCost::linear(1000, 2, attention);
+        let mut draft = PassCost::linear(250, 1, AttentionCost::default());
+        let reach = |context: usize, rows: usize| Reach { kv: 64 * context, rows: rows * context };
+        let truth = |rows: usize, reach: Reach| {
+            1e-3 + 2e-6 * rows as f64 + 5e-9 * reach.kv as f64 + 2e-9 * reach.rows as f64
+        };
+        for pass in 0..4000 {
+            for rows in [64, 128] {
+                let reach = reach(60 + pass % 128, rows);
+                let correction = verify.observe(rows, reach, duration(truth(rows, reach)));
+                draft.follow(correction.points);
+            }
+        }
+        for (context, rows) in [(60, 64), (187, 64), (60, 128), (187, 128)] {
+            let reach = reach(context, rows);
+            let found = verify.seconds(rows, reach) / truth(rows, reach);
+            assert!((0.85..1.15).contains(&found), "{context} {rows}: {found}");
+        }
+        let drafts = draft.seconds(110, Reach::NONE) / 360e-6;
+        assert!((0.8..1.25).contains(&drafts), "{drafts}");
+        // What was learned on one partition is believed on another.
+        let mut other = PassCost::linear(1000, 2, attention);
+        other.follow_attention(0.1);
+        let reach = reach(187, 64);
+        assert!((other.seconds(64, reach) / truth(64, reach) - 1.0).abs() < 0.05);
     }
 
     #[test]

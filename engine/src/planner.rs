@@ -529,15 +529,16 @@ impl Planner {
         self.budget.between(self.overhead.serial_s());
         let predicted = predicted?;
         let costs = self.partitions.get_mut(shape.partition.0)?;
-        let step = costs.verify.observe(shape.rows, shape.reach, took);
+        let correction = costs.verify.observe(shape.rows, shape.reach, took);
         if shape.partition == PartitionId(0) {
             // All others are as much slower or faster than when they were profiled, as long as they tell nothing themselves.
             let [whole, parts @ ..] = self.partitions.as_mut_slice() else { return Some(predicted) };
-            whole.draft.follow(step);
-            parts
-                .iter_mut()
-                .flat_map(|costs| [&mut costs.verify, &mut costs.draft])
-                .for_each(|cost| cost.follow(step));
+            whole.draft.follow(correction.points);
+            for PartitionCosts { draft, verify } in parts {
+                draft.follow(correction.points);
+                verify.follow(correction.points);
+                verify.follow_attention(correction.attention);
+            }
         }
         Some(predicted)
     }
@@ -615,6 +616,9 @@ impl Planner {
     /// further step by its sequences.
     pub(crate) fn timed_draft(&mut self, shape: &PassShape, took: Duration) {
         let PassShape { rows, sequences, steps, .. } = *shape;
+        if rows == 0 || sequences == 0 {
+            return;
+        }
         if self.needs.passes.is_one() {
             if let Some(costs) = self.partitions.get_mut(shape.partition.0) {
                 costs.draft.observe(rows, shape.reach, took);
@@ -626,7 +630,9 @@ impl Planner {
         }
         if let Some(costs) = self.partitions.get_mut(shape.partition.0).filter(|_| rows <= 3 * sequences) {
             let draft = &mut costs.draft;
-            let further = steps.saturating_sub(1) as u32;
+            // Steps of as many rows as the first pass are of the same point.
+            let further = if rows == sequences { 0 } else { steps.saturating_sub(1) as u32 };
+            let took = if rows == sequences { took / steps.max(1) as u32 } else { took };
             let [first_s, further_s] = [rows, sequences].map(|rows| draft.seconds(rows, shape.reach));
             // What all took beyond what the tables say, each took by the same factor.
             let times = took.as_secs_f64() / (first_s + f64::from(further) * further_s);

@@ -50,13 +50,13 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// About an eighth, a quarter and half of the SMs for drafting, in whole groups, and all of them for both lanes: 16, 32, 64 and 132 of 132.
+    /// About an eighth, a quarter and half of the SMs for drafting, in whole groups: 16, 32 and 64 of 132. That both lanes have all at once pays for passes timed alone, and
+    /// no service has been seen to gain by it.
     pub(crate) fn default_splits(&self) -> Vec<u32> {
         let share = |parts: u32| (self.sms / parts / GROUP * GROUP).max(GROUP);
         let mut splits = [8, 4, 2].map(share).to_vec();
         splits.retain(|draft| draft + GROUP <= self.sms);
         splits.dedup();
-        splits.extend((self.sms > 0).then_some(self.sms));
         splits
     }
 
@@ -72,8 +72,8 @@ impl GpuDevice {
         };
         let most = self.sms.saturating_sub(GROUP) / GROUP * GROUP;
         let fitting = match most {
-            0 => "no SMs of its own: leave the key out".to_owned(),
-            most => format!("multiples of {GROUP} from {GROUP} to {most}"),
+            0 => "`all` (both lanes on all SMs), or leave the key out".to_owned(),
+            most => format!("multiples of {GROUP} from {GROUP} to {most}, and `all` (both lanes on all SMs)"),
         };
         Err(TopologyError::Split { asked, sms: self.sms, fitting })
     }
@@ -136,8 +136,7 @@ mod tests {
         for (sms, splits) in
             [(132, &[16, 32, 64][..]), (108, &[8, 24, 48]), (20, &[8]), (16, &[8]), (15, &[]), (0, &[])]
         {
-            let all: &[u32] = if sms > 0 { &[sms] } else { &[] };
-            assert_eq!(gpu(sms).default_splits(), [splits, all].concat(), "{sms}");
+            assert_eq!(gpu(sms).default_splits(), splits, "{sms}");
             assert_eq!(gpu(sms).splits(&[splits, &[ALL_SMS]].concat()).unwrap(), [splits, &[sms]].concat());
         }
     }
@@ -164,7 +163,7 @@ mod tests {
         // 40 GiB of 80, 24 of weights, 2 of workspaces; a block of both models is 4 MiB.
         assert_eq!(placed.pools.kv_bytes, 14 * GIB);
         assert_eq!((placed.pools.target_blocks, placed.pools.draft_blocks), (3584, 3584));
-        assert_eq!(placed.draft_sms, [16, 32, 64, 132]);
+        assert_eq!(placed.draft_sms, [16, 32, 64]);
         let placed =
             place_on_gpu(&gpu(132), Some(&[8]), &target, Some(&draft), &kv(Some(GIB), 4096)).unwrap();
         assert_eq!((placed.pools.kv_bytes, placed.draft_sms), (GIB, vec![8]));

@@ -455,3 +455,18 @@ fn a_file_that_is_not_there_is_named() {
     let text = Document::read(Path::new("nowhere.yaml")).unwrap_err().to_string();
     assert!(text.starts_with("nowhere.yaml: cannot read the config file: "), "{text}");
 }
+
+#[test]
+fn partitions_are_numbers_of_sms_and_all() {
+    let partitions = |list: &str| read(&format!("device: {{kind: 'cuda:0', partitions: {list}}}\n"));
+    let read = |list| partitions(list).unwrap().device.partitions;
+    assert_eq!(read("[16, 32, all]"), Some(vec![16, 32, faser_topology::ALL_SMS]));
+    assert_eq!(
+        [read("[all]"), read("[]"), read("null")],
+        [Some(vec![faser_topology::ALL_SMS]), Some(vec![]), None]
+    );
+    for wrong in ["[all, 16]", "[all, all]", "[some]", "[0]"] {
+        let text = partitions(wrong).unwrap_err().to_string();
+        assert!(text.contains("`device.partitions`"), "{wrong}: {text}");
+    }
+}

@@ -31,9 +31,13 @@ impl Load {
             draft: DraftSource::model(sequences * 512),
             max_pass_rows: 2048,
             max_context: 8192,
+            // As many as a GPU has.
             partitions: vec![
                 PartitionCosts { draft: cost(step_us, 2), verify: cost(20_000, 20) },
                 PartitionCosts { draft: cost(step_us * 6 / 5, 4), verify: cost(21_000, 25) },
+                PartitionCosts { draft: cost(step_us * 7 / 6, 4), verify: cost(21_500, 25) },
+                PartitionCosts { draft: cost(step_us * 8 / 7, 3), verify: cost(22_000, 30) },
+                PartitionCosts { draft: cost(step_us * 3 / 2, 3), verify: cost(22_500, 30) },
             ],
             target_layers: 64,
             deterministic: false,

@@ -160,6 +160,8 @@ pub(crate) fn run_length(acceptance: f64, proposals: usize) -> f64 {
 
 /// Passes that are not looked at where preparing was far from paying, unless the batch changes.
 const LOOK_AGAIN_AFTER: u32 = 7;
+/// Sequences for one such pass more where it nearly pays, or is done already on another partition: to look costs the host's time, which grows with them, while the device waits.
+const LOOKS_FOR: usize = 8;
 /// By so much of itself.
 const CHANGED: f64 = 0.125;
 
@@ -169,6 +171,8 @@ pub(super) struct Ahead {
     /// Passes that are not looked at any more, and the sequences of the one that was.
     skips: u32,
     sequences: usize,
+    /// Overlapped passes for which no other partition than theirs is looked at any more.
+    stays: u32,
     /// The sequences as they would be if nothing were prepared.
     bare: Vec<Candidate>,
     /// The sequences as they would be if some found theirs.
@@ -216,6 +220,9 @@ impl Ahead {
         let whole = partitions.first()?;
         let sequences = batch.candidates.len();
         (self.skips, self.sequences) = (1 + LOOK_AGAIN_AFTER, sequences);
+        let soon = LOOK_AGAIN_AFTER.min((sequences / LOOKS_FOR) as u32);
+        let stays = now.filter(|_| self.stays > 0);
+        self.stays = if stays.is_some() { self.stays - 1 } else { soon };
         self.bare.clear();
         self.bare.extend(batch.candidates.iter().map(|candidate| Candidate {
             ready: 0,
@@ -238,7 +245,7 @@ impl Ahead {
         let (mut best, mut highest) = ((0.0, None), 0.0_f64);
         for (place, costs) in partitions.iter().enumerate().skip(1) {
             // What the draft lane has begun it ends where it began it.
-            if leaving.draft_busy && now != Some(place) || only.is_some_and(|only| only != place) {
+            if leaving.draft_busy && now != Some(place) || only.or(stays).is_some_and(|only| only != place) {
                 continue;
             }
             let gain = self.gain(batch, leaving, costs, goodput, whole, budget) - goodput * more_s;
@@ -248,8 +255,10 @@ impl Ahead {
             }
             highest = highest.max(gain);
         }
-        if leaving.draft_busy || highest > END_BELOW * goodput * seconds {
+        if leaving.draft_busy {
             self.skips = 0;
+        } else if highest > END_BELOW * goodput * seconds {
+            self.skips = 1 + soon;
         }
         best.1
     }

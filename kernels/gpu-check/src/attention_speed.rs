@@ -66,7 +66,12 @@ impl Shape {
         lane.launch(&FillArgs::new(Element::F32, q.ptr(), total * heads * HEAD_DIM, 2, 1.0).launch(sms))?;
         let (fewest, most) = (AttentionArgs::FEWEST_QUERIES, rows * group);
         let blocks = sequences * most.div_ceil(fewest) * KV_HEADS * plan.splits as usize;
-        let queries = AttentionArgs::tile_queries(element, HEAD_DIM as u32, most as u32, blocks as u32);
+        let queries = AttentionArgs::tile_queries(
+            element,
+            HEAD_DIM as u32,
+            most as u32,
+            (blocks as u32, gpu.info().sms),
+        );
         let stages = AttentionArgs::stages(element, HEAD_DIM as u32, gpu.info().block_shared_bytes);
         let stages =
             stages.ok_or_else(|| CudaError::Unfit("a block has too little shared memory".to_owned()))?;

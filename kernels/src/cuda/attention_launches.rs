@@ -8,8 +8,8 @@ pub const ATTENTION_SPLITS: u32 = 16;
 const OWN_SPLITS: u32 = 8;
 /// Shortest split, in positions.
 const SHORTEST: u32 = 256;
-/// Blocks of attention that a GPU has room for at once.
-const AT_ONCE: u32 = 256;
+/// Blocks of attention that an SM has room for at once.
+const AT_ONCE: u32 = 2;
 /// Positions of a stage of the tensor-core kernel.
 const POSITIONS: u32 = 64;
 
@@ -162,11 +162,12 @@ impl AttentionArgs {
     pub const FEWEST_QUERIES: usize = 16;
 
     /// Queries of a tile where the largest chunk has `most` queries for a key head, rows times heads that share it, and tiles of the fewest would be so many
-    /// `blocks`: where they are few, larger tiles would leave SMs idle, and a warp with four times the work.
+    /// `blocks`: where a GPU of so many SMs has all of them at once, larger tiles would leave SMs idle, and a warp with four times the work. The SMs are those of the GPU,
+    /// whatever part of them a lane has: no number is to depend on that.
     #[must_use]
-    pub fn tile_queries(element: Element, head_dim: u32, most: u32, blocks: u32) -> u32 {
+    pub fn tile_queries(element: Element, head_dim: u32, most: u32, (blocks, sms): (u32, u32)) -> u32 {
         match most {
-            _ if blocks <= AT_ONCE => Self::FEWEST_QUERIES as u32,
+            _ if blocks <= AT_ONCE * sms => Self::FEWEST_QUERIES as u32,
             17..=32 if Self::on_tensor_cores(element, head_dim) => 32,
             33.. if Self::on_tensor_cores(element, head_dim) => 64,
             _ => 16,
@@ -259,9 +260,9 @@ mod tests {
 
     #[test]
     fn tiles_are_small_where_blocks_are_few() {
-        let queries = |most, blocks| AttentionArgs::tile_queries(Element::Bf16, 128, most, blocks);
-        assert_eq!([(1, 1), (56, 32), (2048, 256)].map(|(most, blocks)| queries(most, blocks)), [16; 3]);
-        assert_eq!([7, 32, 33].map(|most| queries(most, 257)), [16, 32, 64]);
+        let queries = |most, blocks| AttentionArgs::tile_queries(Element::Bf16, 128, most, (blocks, 132));
+        assert_eq!([(1, 1), (56, 32), (2048, 264)].map(|(most, blocks)| queries(most, blocks)), [16; 3]);
+        assert_eq!([7, 32, 33].map(|most| queries(most, 265)), [16, 32, 64]);
     }
 
     #[test]

@@ -87,8 +87,9 @@ impl CudaSizes {
         }
         let (most, tiles) =
             queries.fold((0, 0), |(most, tiles), of| (of.max(most), tiles + of.div_ceil(FEWEST)));
+        let sms = model.gpu.info().sms;
         let blocks = tiles * model.own.kv_heads as u32 * plan.splits;
-        AttentionArgs::tile_queries(model.element, model.own.head_dim as u32, most, blocks)
+        AttentionArgs::tile_queries(model.element, model.own.head_dim as u32, most, (blocks, sms))
     }
 
     /// Splits of positions for rows that see at most `longest`: a power of two of them, so that contexts that grow seldom change them; more

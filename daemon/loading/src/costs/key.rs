@@ -89,6 +89,8 @@ enum DeviceKey {
         /// Over how many GPUs target and draft are split.
         target_ranks: usize,
         draft_ranks: usize,
+        /// The draft has a GPU of its own.
+        draft_apart: bool,
         partitions: Vec<PartitionKey<usize>>,
     },
 }
@@ -134,6 +136,7 @@ impl DeviceKey {
                     host,
                     target_ranks,
                     draft_ranks,
+                    draft_apart: spec.apart.is_some(),
                     partitions: device.partitions().iter().map(sms).collect(),
                 }
             }

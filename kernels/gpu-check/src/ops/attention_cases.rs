@@ -143,7 +143,7 @@ impl Case {
     fn run_in(&self, bench: &Bench<'_>, world: &World, order: i32, most: u32, stages: u32) -> Vec<f32> {
         let Case { element, kv_heads, group, head_dim, split, .. } = *self;
         let (heads, n) = (kv_heads * group, world.positions.len());
-        let queries = AttentionArgs::tile_queries(element, head_dim as u32, most, u32::MAX);
+        let queries = AttentionArgs::tile_queries(element, head_dim as u32, most, (1, 0));
         let longest = world.positions.iter().max().expect("a sequence") + 1;
         let plan = match split {
             0 => AttentionPlan { split, splits: OWN_SPLITS },
