@@ -254,8 +254,7 @@ impl PassCost {
         let error = (took.as_secs_f64() / predicted).clamp(1.0 / BELIEVED, BELIEVED).ln();
         let step = LEARNING_RATE * error * (1.0 - of_attention);
         let times_before = self.attention_times;
-        let times = times_before * (1.0 + LEARNING_RATE * error * of_attention);
-        self.attention_times = times.clamp(1.0 / MOST_ATTENTION_TIMES, MOST_ATTENTION_TIMES);
+        self.follow_attention(1.0 + LEARNING_RATE * error * of_attention);
         let doublings = (rows as f64).log2();
         let low = self.low(rows);
         let share = self.share(low, rows).clamp(0.0, 1.0);

@@ -31,7 +31,7 @@ impl Load {
             draft: DraftSource::model(sequences * 512),
             max_pass_rows: 2048,
             max_context: 8192,
-            // As many as a GPU has.
+            // As many as a GPU has with `all`.
             partitions: vec![
                 PartitionCosts { draft: cost(step_us, 2), verify: cost(20_000, 20) },
                 PartitionCosts { draft: cost(step_us * 6 / 5, 4), verify: cost(21_000, 25) },
