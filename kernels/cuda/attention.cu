@@ -7,7 +7,7 @@
 struct Tile { u32 chunk, first_query; };
 struct AttentionArgs {
     const float *q; // [rows][q_stride], heads side by side
-    const void *keys, *values; // [block][kv_head][16][head_dim]
+    const void *keys, *values; // [block][kv_head][16][head_dim], or in FP8
     const u32 *tables;
     const u32 *positions;
     const Chunk *chunks;
@@ -24,7 +24,25 @@ struct AttentionArgs {
 static constexpr u32 QUERIES = 16; // of a tile
 static constexpr u32 PER_LANE = 8; // elements of a head of 256
 
-template <typename T> DEVICE void attention(const AttentionArgs &a) {
+// Keys, or values, of a position and a head.
+template <typename T> struct Kept {
+    const T *from;
+    __device__ __forceinline__ Kept(const void *memory, size_t at, u32 slot, u32 dim) : from((const T *)memory + (at * BLOCK + slot) * dim) {}
+    __device__ __forceinline__ float operator[](u32 i) const { return widen(from[i]); }
+    __device__ __forceinline__ float scale() const { return 1.0f; }
+};
+template <> struct Kept<unsigned char> {
+    const unsigned char *from;
+    const float *scaled;
+    __device__ __forceinline__ Kept(const void *memory, size_t at, u32 slot, u32 dim) : from((const unsigned char *)memory + at * fp8_page(dim)) {
+        scaled = (const float *)(from + BLOCK * dim) + slot, from += slot * dim;
+    }
+    __device__ __forceinline__ float operator[](u32 i) const { return widen_fp8(from[i]); }
+    __device__ __forceinline__ float scale() const { return *scaled; }
+};
+
+// Keys and values are K: floats, bf16, or FP8's codes.
+template <typename T, typename K = T> DEVICE void attention(const AttentionArgs &a) {
     __shared__ float queries[4][WARP * PER_LANE];
     const Tile tile = a.tiles[blockIdx.z];
     if (tile.chunk == NOTHING) return;
@@ -50,11 +68,12 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
             const u32 position = start + lane();
             const bool seen = position >= begin && position >= from && position < to;
             const size_t block = seen ? table[position / BLOCK] : 0;
-            const T *key = (const T *)a.keys + ((block * a.kv_heads + kv_head) * BLOCK + position % BLOCK) * dim;
+            const Kept<K> key(a.keys, block * a.kv_heads + kv_head, position % BLOCK, dim);
             float score = 0.0f;
             if (seen) {
 #pragma unroll 2
-                for (u32 i = 0; i < dim; i++) score += queries[warp()][i] * widen(key[i]);
+                for (u32 i = 0; i < dim; i++) score += queries[warp()][i] * key[i];
+                score *= key.scale();
             }
             score = seen ? (a.soft_cap != 0.0f ? capped(score * a.scale, a.soft_cap) : score * a.scale) : -infinity();
             const float before = largest;
@@ -65,13 +84,14 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
             total = total * factor + warp_sum(power);
             for (u32 p = 0; p < PER_LANE; p++) sums[p] *= factor;
             for (u32 l = 0; l < WARP; l++) {
-                const float weight = __shfl_sync(~0u, power, l);
+                const float of_it = __shfl_sync(~0u, power, l);
                 const u32 at = start + l;
                 if (at < begin || at < from || at >= to) continue;
-                const T *value = (const T *)a.values + (((size_t)table[at / BLOCK] * a.kv_heads + kv_head) * BLOCK + at % BLOCK) * dim;
+                const Kept<K> value(a.values, (size_t)table[at / BLOCK] * a.kv_heads + kv_head, at % BLOCK, dim);
+                const float weight = of_it * value.scale();
                 for (u32 p = 0; p < PER_LANE; p++) {
                     const u32 i = lane() + p * WARP;
-                    if (i < dim) sums[p] += weight * widen(value[i]);
+                    if (i < dim) sums[p] += weight * value[i];
                 }
             }
         }
@@ -95,3 +115,5 @@ template <typename T> DEVICE void attention(const AttentionArgs &a) {
 }
 KERNEL(128, 96, 1) attention_f32(AttentionArgs a) { attention<float>(a); }
 KERNEL(128, 96, 1) attention_bf16(AttentionArgs a) { attention<bf16>(a); }
+KERNEL(128, 96, 1) attention_f32_fp8(AttentionArgs a) { attention<float, unsigned char>(a); }
+KERNEL(128, 96, 1) attention_bf16_fp8(AttentionArgs a) { attention<bf16, unsigned char>(a); }

@@ -4,11 +4,12 @@
 // head, so that keys are read once for all of them) and one split of the positions. Keys and values of 64 positions come
 // by cp.async, page by page, STAGES of them under way. Four warps: QUERIES / 16 split the queries, the rest the positions of a
 // stage; at the end those of different positions are added in the order of their warps. Scores and sums are f32, the
-// exponentials go into the second product as bf16. The last block of a tile merges what its splits found.
+// exponentials go into the second product as bf16. Keys and values in FP8 come as codes, which are bf16 without a rounding, and become so
+// in shared memory when their stage begins; scores and exponentials are scaled. The last block of a tile merges what its splits found.
 struct Tile { u32 chunk, first_query; };
 struct AttentionArgs {
     const float *q; // [rows][q_stride], heads side by side
-    const bf16 *keys, *values; // [block][kv_head][16][head_dim]
+    const void *keys, *values; // [block][kv_head][16][head_dim], or in FP8
     const u32 *tables;
     const u32 *positions;
     const Chunk *chunks;
@@ -25,16 +26,17 @@ struct AttentionArgs {
 static constexpr u32 THREADS = 128, POSITIONS = 64;
 static constexpr float LOG2_E = 1.442695041f, LN_2 = 0.6931471806f;
 
-template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
+// The keys and values of a stage, on their way and where products read them, in bf16.
+template <u32 DIM> struct Sixteen {
     static constexpr u32 ROW = DIM + 8; // padded: the eight rows of a matrix lie in different banks
-    static constexpr u32 TILE = POSITIONS * ROW; // keys of a stage; so many values follow
-    static constexpr u32 OF_QUERIES = QUERIES / 16, OF_POSITIONS = 4 / OF_QUERIES;
-    static constexpr u32 SPAN = POSITIONS / OF_POSITIONS; // positions of a warp in a stage
-    static constexpr u32 NOT_OF_IT = 0, ONE_OF_SOME = 1, ALONE = 2;
+    static constexpr u32 TILE = POSITIONS * ROW; // keys; so many values follow
+    static constexpr u32 WIDE = 0, STAGE = 4 * TILE; // bytes before the stages, and of one
 
     // Asks for the keys and values of 64 positions; zeros from `end` on, lest 0 times what was there be NaN.
-    static __device__ __forceinline__ void fetch(const AttentionArgs &a, const u32 *table, bf16 *stage, u32 start, u32 end) {
+    static __device__ __forceinline__ void fetch(const AttentionArgs &a, const u32 *table, char *to, u32 start, u32 end) {
         constexpr u32 ACROSS = DIM / 8, APART = THREADS / ACROSS, EACH = POSITIONS / APART;
+        bf16 *stage = (bf16 *)to;
+        const bf16 *keys = (const bf16 *)a.keys, *values = (const bf16 *)a.values;
         const u32 row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS * 8;
         // All of the table's words are under way before one is waited for.
         u32 blocks[EACH];
@@ -47,10 +49,79 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
         for (u32 j = 0; j < EACH; j++) {
             const u32 position = start + row + j * APART, place = (row + j * APART) * ROW + column;
             const size_t at = (((size_t)blocks[j] * a.kv_heads + blockIdx.y) * BLOCK + position % BLOCK) * DIM + column;
-            copy_async(stage + place, a.keys + at, position < end);
-            copy_async(stage + TILE + place, a.values + at, position < end);
+            copy_async(stage + place, keys + at, position < end);
+            copy_async(stage + TILE + place, values + at, position < end);
         }
     }
+    static __device__ __forceinline__ const bf16 *tile(char *, char *stage) { return (const bf16 *)stage; }
+    static __device__ __forceinline__ float2 key_scales(const char *, u32) { return {1.0f, 1.0f}; }
+    static __device__ __forceinline__ void scale(float *, const float2 &) {}
+    static __device__ __forceinline__ float2 value_scales(const char *, u32) { return {1.0f, 1.0f}; }
+    static __device__ __forceinline__ u32 powers(float first, float second, const float2 &) { return pack(first, second); }
+};
+
+// The same in FP8: codes and scales of each stage, and a tile of bf16 for the stage that is worked on.
+template <u32 DIM> struct Eight {
+    static constexpr u32 ROW = DIM + 8, TILE = POSITIONS * ROW;
+    static constexpr u32 CODES = POSITIONS * DIM, SCALES = 2 * CODES; // bytes of keys; where scales lie
+    static constexpr u32 WIDE = 4 * TILE, STAGE = SCALES + 8 * POSITIONS;
+
+    static __device__ __forceinline__ void fetch(const AttentionArgs &a, const u32 *table, char *stage, u32 start, u32 end) {
+        constexpr u32 ACROSS = DIM / 16, APART = THREADS / ACROSS, EACH = POSITIONS / APART;
+        const char *keys = (const char *)a.keys, *values = (const char *)a.values;
+        const u32 row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS * 16;
+        u32 blocks[EACH];
+#pragma unroll
+        for (u32 j = 0; j < EACH; j++) {
+            const u32 position = start + row + j * APART;
+            blocks[j] = table[(position < end ? position : start) / BLOCK];
+        }
+#pragma unroll
+        for (u32 j = 0; j < EACH; j++) {
+            const u32 position = start + row + j * APART, place = (row + j * APART) * DIM + column;
+            const size_t at = ((size_t)blocks[j] * a.kv_heads + blockIdx.y) * fp8_page(DIM) + position % BLOCK * DIM + column;
+            copy_async(stage + place, keys + at, position < end);
+            copy_async(stage + CODES + place, values + at, position < end);
+        }
+        // Four scales of keys, or of values, for a thread; behind `end` they are any.
+        if (threadIdx.x < POSITIONS / 2) {
+            const bool value = threadIdx.x >= POSITIONS / 4;
+            const u32 position = start + threadIdx.x % (POSITIONS / 4) * 4;
+            const size_t at = ((size_t)table[(position < end ? position : start) / BLOCK] * a.kv_heads + blockIdx.y) * fp8_page(DIM) + BLOCK * DIM + position % BLOCK * 4;
+            copy_async(stage + SCALES + threadIdx.x * 16, (value ? values : keys) + at, position < end);
+        }
+    }
+    // Widens a stage that all threads see; all see what it becomes.
+    static __device__ __forceinline__ const bf16 *tile(char *wide, char *stage) {
+        bf16 *to = (bf16 *)wide;
+#pragma unroll 2
+        for (u32 i = threadIdx.x; i < SCALES / 16; i += THREADS) {
+            const uint4 codes = *(const uint4 *)(stage + i * 16);
+            uint4 *place = (uint4 *)(to + i / (DIM / 16) * ROW + i % (DIM / 16) * 16);
+            uint4 low, high;
+            low.x = pair<0>(codes.x), low.y = pair<2>(codes.x), low.z = pair<0>(codes.y), low.w = pair<2>(codes.y);
+            high.x = pair<0>(codes.z), high.y = pair<2>(codes.z), high.z = pair<0>(codes.w), high.w = pair<2>(codes.w);
+            place[0] = low, place[1] = high;
+        }
+        __syncthreads();
+        return to;
+    }
+    // Code FIRST and the next one.
+    template <u32 FIRST> static __device__ __forceinline__ u32 pair(u32 codes) { return widen_codes(__byte_perm(codes, 0, FIRST ? 0x3020 : 0x1000)); }
+    static __device__ __forceinline__ float2 key_scales(const char *stage, u32 place) { return *(const float2 *)(stage + SCALES + 4 * place); }
+    static __device__ __forceinline__ void scale(float *scores, const float2 &by) { scores[0] *= by.x, scores[1] *= by.y, scores[2] *= by.x, scores[3] *= by.y; }
+    static __device__ __forceinline__ float2 value_scales(const char *stage, u32 place) { return key_scales(stage, POSITIONS + place); }
+    // What is not seen has no weight, whatever its scale.
+    static __device__ __forceinline__ u32 powers(float first, float second, const float2 &by) {
+        return pack(first == 0.0f ? 0.0f : first * by.x, second == 0.0f ? 0.0f : second * by.y);
+    }
+};
+
+template <u32 DIM, u32 QUERIES, u32 STAGES = 3, typename Kept = Sixteen<DIM>> struct Attention {
+    static constexpr u32 ROW = Kept::ROW, TILE = Kept::TILE;
+    static constexpr u32 OF_QUERIES = QUERIES / 16, OF_POSITIONS = 4 / OF_QUERIES;
+    static constexpr u32 SPAN = POSITIONS / OF_POSITIONS; // positions of a warp in a stage
+    static constexpr u32 NOT_OF_IT = 0, ONE_OF_SOME = 1, ALONE = 2;
 
     static __device__ __forceinline__ void run(const AttentionArgs &a) {
         const Tile tile = a.tiles[blockIdx.z];
@@ -65,7 +136,7 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
     // One split of the queries before `queries`.
     static __device__ __forceinline__ void attend(const AttentionArgs &a, const Tile &tile, const Chunk &chunk, u32 group, u32 queries) {
         DYNAMIC_SHARED(bytes);
-        bf16 *stages = (bf16 *)bytes;
+        char *stages = bytes + Kept::WIDE;
         const u32 *table = a.tables + (size_t)tile.chunk * a.table_stride;
 
         // What any row of the tile sees of this split.
@@ -79,7 +150,7 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
 
         const u32 count = (to - start + POSITIONS - 1) / POSITIONS;
         for (u32 s = 0; s < STAGES - 1; s++) {
-            if (s < count) fetch(a, table, stages + s * 2 * TILE, start + s * POSITIONS, to);
+            if (s < count) Kept::fetch(a, table, stages + s * Kept::STAGE, start + s * POSITIONS, to);
             copy_commit();
         }
 
@@ -109,10 +180,11 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
             copy_wait<STAGES - 2>();
             __syncthreads(); // this stage is there for all, and all are done with the one before, whose place the next takes
             if (s + STAGES - 1 < count) {
-                fetch(a, table, stages + (s + STAGES - 1) % STAGES * 2 * TILE, start + (s + STAGES - 1) * POSITIONS, to);
+                Kept::fetch(a, table, stages + (s + STAGES - 1) % STAGES * Kept::STAGE, start + (s + STAGES - 1) * POSITIONS, to);
             }
             copy_commit();
-            const bf16 *keys = stages + s % STAGES * 2 * TILE + part * SPAN * ROW, *values = keys + TILE;
+            char *stage = stages + s % STAGES * Kept::STAGE;
+            const bf16 *keys = Kept::tile(bytes, stage) + part * SPAN * ROW, *values = keys + TILE;
 
             float scores[SPAN / 8][4];
 #pragma unroll
@@ -125,6 +197,7 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
                     multiply_add(scores[n], q[2 * k], b[0], b[1]);
                     multiply_add(scores[n], q[2 * k + 1], b[2], b[3]);
                 }
+                Kept::scale(scores[n], Kept::key_scales(stage, part * SPAN + n * 8 + 2 * t));
             }
             // To powers of two; the branch is one of all scores, lest each wait for its own.
             if (a.soft_cap != 0.0f) {
@@ -179,9 +252,9 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
             }
 #pragma unroll
             for (u32 k = 0; k < SPAN / 16; k++) {
-                const u32 powers[4] = {
-                    pack(scores[2 * k][0], scores[2 * k][1]), pack(scores[2 * k][2], scores[2 * k][3]),
-                    pack(scores[2 * k + 1][0], scores[2 * k + 1][1]), pack(scores[2 * k + 1][2], scores[2 * k + 1][3])};
+                const float2 near = Kept::value_scales(stage, part * SPAN + k * 16 + 2 * t), far = Kept::value_scales(stage, part * SPAN + k * 16 + 8 + 2 * t);
+                const float *low = scores[2 * k], *high = scores[2 * k + 1];
+                const u32 powers[4] = {Kept::powers(low[0], low[1], near), Kept::powers(low[2], low[3], near), Kept::powers(high[0], high[1], far), Kept::powers(high[2], high[3], far)};
 #pragma unroll
                 for (u32 n = 0; n < DIM / 16; n++) {
                     u32 b[4];
@@ -264,7 +337,7 @@ template <u32 DIM, u32 QUERIES, u32 STAGES = 3> struct Attention {
 
 KERNEL(128, 128, 5) attention_mma_32_16(AttentionArgs a) { Attention<32, 16>::run(a); }
 KERNEL(128, 128, 5) attention_mma_32_32(AttentionArgs a) { Attention<32, 32>::run(a); }
-KERNEL(128, 128) attention_mma_32_64(AttentionArgs a) { Attention<32, 64>::run(a); }
+KERNEL(128, 128, 4) attention_mma_32_64(AttentionArgs a) { Attention<32, 64>::run(a); }
 KERNEL(128, 168) attention_mma_64_16(AttentionArgs a) { Attention<64, 16>::run(a); }
 KERNEL(128, 168) attention_mma_64_32(AttentionArgs a) { Attention<64, 32>::run(a); }
 KERNEL(128, 168) attention_mma_64_64(AttentionArgs a) { Attention<64, 64>::run(a); }
@@ -275,3 +348,13 @@ KERNEL(128, 248) attention_mma_128_64(AttentionArgs a) { Attention<128, 64>::run
 KERNEL(128, 200) attention_mma_128_16_two(AttentionArgs a) { Attention<128, 16, 2>::run(a); }
 KERNEL(128, 200) attention_mma_128_32_two(AttentionArgs a) { Attention<128, 32, 2>::run(a); }
 KERNEL(128, 248) attention_mma_128_64_two(AttentionArgs a) { Attention<128, 64, 2>::run(a); }
+// Keys and values in FP8: three stages fit everywhere.
+KERNEL(128, 128, 5) attention_mma_32_16_fp8(AttentionArgs a) { Attention<32, 16, 3, Eight<32>>::run(a); }
+KERNEL(128, 128, 5) attention_mma_32_32_fp8(AttentionArgs a) { Attention<32, 32, 3, Eight<32>>::run(a); }
+KERNEL(128, 128, 4) attention_mma_32_64_fp8(AttentionArgs a) { Attention<32, 64, 3, Eight<32>>::run(a); }
+KERNEL(128, 168) attention_mma_64_16_fp8(AttentionArgs a) { Attention<64, 16, 3, Eight<64>>::run(a); }
+KERNEL(128, 168) attention_mma_64_32_fp8(AttentionArgs a) { Attention<64, 32, 3, Eight<64>>::run(a); }
+KERNEL(128, 168) attention_mma_64_64_fp8(AttentionArgs a) { Attention<64, 64, 3, Eight<64>>::run(a); }
+KERNEL(128, 200) attention_mma_128_16_fp8(AttentionArgs a) { Attention<128, 16, 3, Eight<128>>::run(a); }
+KERNEL(128, 200) attention_mma_128_32_fp8(AttentionArgs a) { Attention<128, 32, 3, Eight<128>>::run(a); }
+KERNEL(128, 248) attention_mma_128_64_fp8(AttentionArgs a) { Attention<128, 64, 3, Eight<128>>::run(a); }

@@ -122,6 +122,19 @@ template <typename T, bool ADD> DEVICE void norm_row(const RmsNormArgs &a, u32 r
     }
 }
 
+// ---- keys and values
+// They lie block after block, head after head: BLOCK positions of a head, in f32 or bf16; or in FP8 (E4M3), codes, then for each position its scale, f32, by which the
+// largest of its numbers is 448. kernels/src/cuda/kv_element.rs has the same.
+DEVICE u64 fp8_page(u32 head_dim) { return BLOCK * (head_dim + 4); } // bytes
+// A number of at most 448 as E4M3, to nearest even: those below 2^-6 lie 2^-9 apart.
+DEVICE u32 fp8_of(float x) {
+    const u32 bits = __float_as_uint(x), size = bits & 0x7fffffffu;
+    const u32 code = size >= 0x3c800000u ? ((size + 0x7ffff + (size >> 20 & 1)) >> 20) - 960 : __float_as_uint(fabsf(x) * 512.0f + 8388608.0f) & 15;
+    return (bits >> 24 & 128) | (code < 127 ? code : 127);
+}
+// The number that a code is: the bits of f32 have it 2^-120 times.
+DEVICE float widen_fp8(u32 code) { return __uint_as_float((code & 128) << 24 | (code & 127) << 20) * __uint_as_float(0x7b800000u); }
+
 // ---- heads
 struct QkvArgs {
     float *qkv; // columns: queries | keys | values
@@ -135,6 +148,7 @@ struct QkvArgs {
     const u32 *rows;
     u32 heads, kv_heads, head_dim, table_stride;
     float eps;
+    u32 fp8; // keys and values are; else they are as the kernel says
 };
 
 static constexpr u32 PAIRS = 4; // of a lane: half a head of 256 over 32 lanes
@@ -157,34 +171,52 @@ template <typename T> DEVICE void finish_head(const QkvArgs &a, u32 r, u32 head)
         sum += x[p] * x[p] + y[p] * y[p];
     }
     const float inverse = norm ? 1.0f / sqrtf(warp_sum(sum) / (float)a.head_dim + a.eps) : 1.0f;
-    T *to = nullptr;
-    if (!query) {
-        const u32 kv_head = (head - a.heads) % a.kv_heads;
-        const size_t block = a.tables[(size_t)a.chunk_of[r] * a.table_stride + position / BLOCK];
-        to = (T *)(value ? a.values : a.keys) + ((block * a.kv_heads + kv_head) * BLOCK + position % BLOCK) * a.head_dim;
-    }
+    float largest = 0.0f;
     for (u32 p = 0; p < PAIRS; p++) {
         const u32 i = lane() + p * WARP;
         if (i >= half) break;
-        float first = x[p], second = y[p];
         if (norm) {
-            first = first * inverse * norm[i];
-            second = second * inverse * norm[half + i];
+            x[p] = x[p] * inverse * norm[i];
+            y[p] = y[p] * inverse * norm[half + i];
         }
         if (!value && a.cos_sin) {
             const float cos = a.cos_sin[(size_t)position * a.head_dim + i];
             const float sin = a.cos_sin[(size_t)position * a.head_dim + half + i];
-            const float rotated = first * cos - second * sin;
-            second = second * cos + first * sin;
-            first = rotated;
+            const float rotated = x[p] * cos - y[p] * sin;
+            y[p] = y[p] * cos + x[p] * sin;
+            x[p] = rotated;
         }
         if (query) {
-            from[i] = first;
-            from[half + i] = second;
+            from[i] = x[p];
+            from[half + i] = y[p];
         } else {
-            to[i] = Of<T>::round(first);
-            to[half + i] = Of<T>::round(second);
+            largest = fmaxf(largest, fmaxf(fabsf(x[p]), fabsf(y[p])));
+            if (x[p] != x[p] || y[p] != y[p]) largest = infinity(); // it must show
         }
+    }
+    if (query) return;
+    const u32 slot = position % BLOCK;
+    const size_t at = (size_t)a.tables[(size_t)a.chunk_of[r] * a.table_stride + position / BLOCK] * a.kv_heads + (head - a.heads) % a.kv_heads;
+    void *const memory = value ? a.values : a.keys;
+    if (!a.fp8) {
+        T *to = (T *)memory + (at * BLOCK + slot) * a.head_dim;
+        for (u32 p = 0; p < PAIRS; p++) {
+            const u32 i = lane() + p * WARP;
+            if (i >= half) break;
+            to[i] = Of<T>::round(x[p]);
+            to[half + i] = Of<T>::round(y[p]);
+        }
+        return;
+    }
+    unsigned char *page = (unsigned char *)memory + at * fp8_page(a.head_dim), *to = page + slot * a.head_dim;
+    largest = warp_max(largest);
+    const float by = largest > 0.0f ? 448.0f / largest : 0.0f;
+    if (lane() == 0) ((float *)(page + BLOCK * a.head_dim))[slot] = largest / 448.0f;
+    for (u32 p = 0; p < PAIRS; p++) {
+        const u32 i = lane() + p * WARP;
+        if (i >= half) break;
+        to[i] = fp8_of(x[p] * by);
+        to[half + i] = fp8_of(y[p] * by);
     }
 }
 

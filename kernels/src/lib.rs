@@ -26,7 +26,7 @@ pub use memory::{
     Beside, BlockId, Blocks, Codes, EightBitForm, EightBitRecords, FourBitForm, FourBitRecords, FourBits,
     HeadRows, KV_BLOCK_MULTIPLE, KvCache, KvShape, Make, MappedFile, Matrix, RecordForm, RopeScaling,
     RopeSpec, RopeTable, Rows, Slice, Source, Stored, Table, Tensor, Vector, View, ViewMut, WeightRecords,
-    of_e4m3, on_nodes,
+    of_e4m3, on_nodes, to_e4m3,
 };
 pub use process::{end_after_cpu_time, end_with_parent, fork, give_memory_back, one_arena};
 pub use sampling::{History, SampleRow, Sampling};

@@ -143,6 +143,42 @@ fn deterministic_passes_in_bf16_give_a_seed_its_text_whatever_is_beside_it() {
 }
 
 #[test]
+fn keys_in_fp8_give_a_seed_its_text_and_have_room_for_more_tokens() {
+    let name = "keys_in_fp8_give_a_seed_its_text_and_have_room_for_more_tokens";
+    let Some(variables) = variables(name, &[]) else { return };
+    let fp8 = PAIR.replace("kv: {memory: 1MiB}", "kv: {memory: 1MiB, cache_dtype: fp8}");
+    let device = "device: {kind: 'cuda:0', partitions: [16], deterministic: true}\n";
+    let alone = fp8.replace("max_running: 3", "max_running: 1");
+    let off = "speculation: {policy: off}\n";
+    let expected = texts(&Server::start_with(&format!("{alone}{device}{off}"), &variables));
+    assert!(expected.iter().all(|text| !text.is_empty()), "{expected:?}");
+    for policy in ["off", "fixed:4"] {
+        let yaml = format!("{fp8}{device}speculation: {{policy: '{policy}'}}\n");
+        let server = Server::start_with(&yaml, &variables);
+        assert_eq!(texts(&server), expected, "{policy}");
+        let metrics = wait_until_idle(server.client());
+        let accepted = metrics.value("faser_spec_decode_num_accepted_tokens_total");
+        assert_eq!(accepted > 0.0, policy != "off", "{policy}: {accepted}");
+        server.stop();
+    }
+    let blocks = |pair: &str| {
+        let output = run(&["check"], &Config::new(&format!("{pair}{GPU}{off}")), &variables);
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{err}");
+        let kv = out.lines().find(|line| line.starts_with("kv ")).unwrap_or_else(|| panic!("{out}"));
+        assert_eq!(kv.contains(" in fp8: "), pair.contains("fp8"), "{kv}");
+        let (_, sizes) = kv.split_once(": ").expect("sizes");
+        sizes.split_whitespace().next().and_then(|word| word.parse::<f64>().ok()).expect("blocks")
+    };
+    // Heads of 16 elements of 4 bytes, and 20 bytes for each.
+    let ratio = blocks(&fp8) / blocks(PAIR);
+    assert!((ratio - 64.0 / 20.0).abs() < 0.1, "{ratio}");
+    let output = run(&["check"], &Config::new(&format!("{fp8}{CPU}")), &variables);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && err.contains("`kv.cache_dtype: fp8` runs on GPUs alone"), "{err}");
+}
+
+#[test]
 fn a_draft_on_every_gpu_divides_the_sequences_and_changes_no_text() {
     let name = "a_draft_on_every_gpu_divides_the_sequences_and_changes_no_text";
     let Some(variables) = variables(name, &[("FASER_FAKE_GPUS", "2")]) else { return };

@@ -10,7 +10,9 @@ use std::thread;
 use std::time::Duration;
 
 use faser_engine::EngineConfig;
-use faser_kernels::cuda::{CudaError, Gpu, GpuInfo, NcclRankSlot, NvrtcError, Share, SharePair, nccl_group};
+use faser_kernels::cuda::{
+    CudaError, Gpu, GpuInfo, KvElement, NcclRankSlot, NvrtcError, Share, SharePair, nccl_group,
+};
 use faser_models::cuda::{CudaFeaturePages, CudaModel, CudaSizes};
 use faser_models::{ModelError, Progress, Shard};
 use faser_topology::GpuDevice;
@@ -180,12 +182,21 @@ impl CudaSource {
     fn load(&self, gpu: Arc<Gpu>, progress: &mut dyn FnMut(Progress)) -> Result<OnGpu, ServiceError> {
         let (free_bytes, _) = gpu.memory()?;
         self.device.check_free(free_bytes as u64)?;
-        let mut models = (self.weights)(&gpu, progress)?.into_iter().map(Arc::new);
-        let (target, draft) = (models.next(), models.next());
-        let Some(target) = target.filter(|_| draft.is_some() == self.draft.is_some()) else {
-            return Err(ServiceError::Contradiction("weights of other models than were planned".to_owned()));
+        let contradiction = |what: &str| Err(ServiceError::Contradiction(what.to_owned()));
+        let mut planned = [Some(&self.target), self.draft.as_ref()].into_iter().flatten();
+        let mut models = Vec::with_capacity(2);
+        for model in (self.weights)(&gpu, progress)? {
+            let Some(facts) = planned.next() else { return contradiction("more models than were planned") };
+            let Some(kv) = KvElement::of(facts.kv_dtype) else {
+                return contradiction("keys and values in what GPUs do not hold them");
+            };
+            models.push(Arc::new(model.with_kv(kv)));
+        }
+        let mut models = models.into_iter();
+        let (Some(target), None) = (models.next(), planned.next()) else {
+            return contradiction("fewer models than were planned");
         };
-        Ok(OnGpu { gpu, target, draft })
+        Ok(OnGpu { gpu, target, draft: models.next() })
     }
 }
 

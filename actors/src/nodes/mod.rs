@@ -29,6 +29,8 @@ use faser_kernels::{Dtype, Isa};
 use faser_models::{Model, ModelConfig, Shard};
 use serde::{Deserialize, Serialize};
 
+use crate::device::ModelFacts;
+
 pub use follower::{NodeControl, NodeError, NodeSpec, NodeState, follow};
 pub(crate) use follower::{RunLane, SessionLanes};
 
@@ -79,24 +81,19 @@ pub struct NodeFacts {
 impl NodeFacts {
     /// Those of a rank's shard on a CPU, computed by kernels of this instruction set; `weights` is by what its weights are told from others.
     pub fn of(model: &Model, weights: &str, isa: Isa) -> NodeFacts {
-        let held = (model.config(), model.dtype());
-        let kv_dtype = model.kv_dtype().to_string();
-        NodeFacts {
-            on_gpus: false,
-            kv_dtype,
-            ..NodeFacts::new(held, model.shard(), weights, isa.to_string())
-        }
+        let held = (model.config(), model.dtype(), model.kv_dtype());
+        NodeFacts { on_gpus: false, ..NodeFacts::new(held, model.shard(), weights, isa.to_string()) }
     }
 
     /// The same on a GPU such as this.
-    pub fn on_gpu(target: (&ModelConfig, Dtype), shard: Shard, weights: &str, gpu: &GpuInfo) -> NodeFacts {
+    pub fn on_gpu(target: &ModelFacts, shard: Shard, weights: &str, gpu: &GpuInfo) -> NodeFacts {
         let (major, minor) = gpu.capability;
         let kernels = format!("{} (compute capability {major}.{minor})", gpu.name);
-        NodeFacts::new(target, shard, weights, kernels)
+        NodeFacts::new((&target.config, target.dtype, target.kv_dtype), shard, weights, kernels)
     }
 
     fn new(
-        (config, dtype): (&ModelConfig, Dtype),
+        (config, dtype, kv_dtype): (&ModelConfig, Dtype, Dtype),
         shard: Shard,
         weights: &str,
         kernels: String,
@@ -109,7 +106,7 @@ impl NodeFacts {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             model: hash.finish(),
             dtype: dtype.to_string(),
-            kv_dtype: dtype.to_string(),
+            kv_dtype: kv_dtype.to_string(),
             max_context: config.max_context,
             kernels,
             on_gpus: true,

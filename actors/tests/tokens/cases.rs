@@ -1,6 +1,6 @@
 //! Random cases: requests, how they are sampled, and engines for them; and what each request gets when it is alone.
 
-use crate::rig::{PARTITIONS, Pair, Random, Rig};
+use crate::rig::{OnGpu, PARTITIONS, Pair, Random, Rig};
 use faser_actors::{Constraint, Dtype, LaneRequest, LogprobCollector, Logprobs, Sampling};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID};
 use faser_engine::{
@@ -119,7 +119,7 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// The reference: alone, on an engine of its own, without speculation.
+/// The reference: alone, on an engine of its own, without speculation; on a GPU, if the pair is there.
 pub(crate) fn solo(pair: &Pair, case: &Case) -> Got {
     let config = EngineConfig {
         block_size: BLOCK,
@@ -129,14 +129,14 @@ pub(crate) fn solo(pair: &Pair, case: &Case) -> Got {
         max_context: MAX_CONTEXT,
         partitions: Vec::new(),
         target_layers: 0,
-        deterministic: false,
+        deterministic: pair.cuda.is_some(),
         speculation: SpeculationBounds::default(),
         prefix_cache: false,
         learned: Learned::default(),
         tuning: Tuning { max_running: 1, max_waiting: 1, policy: Policy::Off, ..Tuning::default() },
     };
-    let mut rig =
-        Rig::new(&Pair { target: pair.target.clone(), draft: None, cuda: None, shards: None }, &config);
+    let cuda = pair.cuda.clone().map(|cuda| OnGpu { draft: None, ..cuda });
+    let mut rig = Rig::new(&Pair { target: pair.target.clone(), draft: None, cuda, shards: None }, &config);
     case.submit(&mut rig);
     rig.finish();
     case.outcome(&mut rig)

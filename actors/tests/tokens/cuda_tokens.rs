@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use faser_actors::Dtype;
-use faser_kernels::cuda::{CudaError, Gpu};
+use faser_kernels::cuda::{CudaError, Element, Gpu, KvElement};
 use faser_models::cuda::CudaModel;
 use faser_models::synthetic::{self, SyntheticSpec};
 use faser_models::{HeadKind, Shard, WeightSource};
@@ -25,10 +25,15 @@ fn on_gpu() -> Pair {
 
 /// The same of another pair, of this spec.
 fn put_on_gpu(pair: Pair, spec: SyntheticSpec) -> Pair {
+    put_on_gpu_with(KvElement::Element(Element::F32), pair, spec)
+}
+
+fn put_on_gpu_with(kv: KvElement, pair: Pair, spec: SyntheticSpec) -> Pair {
     let gpu = Gpu::open(0, None).expect("the fake GPU opens");
     let draft_layers = spec.draft_layers;
     let source = WeightSource::Synthetic(spec);
     let target = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::F32, &mut |_| {}).expect("memory");
+    let target = target.with_kv(kv);
     let draft = target.first_layers(draft_layers);
     let cuda = OnGpu {
         target: Arc::new(target),
@@ -63,6 +68,24 @@ fn requests_get_the_cpus_tokens_on_a_gpu() {
         let used = |what: &str| report.contains(&format!("{what} on {sms} SMs"));
         assert!(used("launches") && used("products"), "{sms}: {report}");
     }
+}
+
+#[test]
+fn keys_in_fp8_give_the_same_tokens_whatever_the_schedule() {
+    let name = "cuda_tokens::keys_in_fp8_give_the_same_tokens_whatever_the_schedule";
+    let report = cuda_fake::inside(name, &[], || {
+        let gpu = put_on_gpu_with(KvElement::Fp8, pair(Dtype::F32), spec());
+        let mut tally = Tally::default();
+        for seed in 1..=16 {
+            run(&gpu, &gpu, seed, &mut tally);
+        }
+        println!("{tally:?}");
+        tally.assert_all_happened();
+    });
+    let Some(report) = report else { return };
+    println!("{report}");
+    assert!(report.contains("memory left 0\n") && report.contains("graphs left 0\n"), "{report}");
+    assert!(report.contains("runs of attention_f32_fp8 ") && !report.contains("runs of attention_f32 "));
 }
 
 #[test]

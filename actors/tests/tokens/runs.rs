@@ -37,7 +37,7 @@ fn near(found: &[Option<Logprobs>], expected: &[Option<Logprobs>]) -> usize {
 }
 
 /// Runs the cases of a seed on `other`: each gets the tokens that it gets of `pair` alone and without speculation, and log-probabilities
-/// within rounding, where they can be had.
+/// within rounding, where they can be had. Where that is on a GPU too, both sum in one order.
 pub(crate) fn run(pair: &Pair, other: &Pair, seed: u64, tally: &mut Tally) {
     run_timed(pair, other, seed, Times::Any, tally);
 }
@@ -48,6 +48,7 @@ pub(crate) fn run_timed(pair: &Pair, other: &Pair, seed: u64, times: Times, tall
     let (mut config, mut cases) = (random.config(), random.cases());
     config.draft = pair.draft_source(config.draft);
     config.speculation.draft_copies = other.draft_copies();
+    config.deterministic |= pair.cuda.is_some();
     if matches!(times, Times::Told) {
         have_it_prepare(&mut config);
     }

@@ -187,6 +187,8 @@ mod tests {
             "model: {dtype: fp8}",
             "model: {dtype: int8, draft_dtype: fp8}",
             "model: {dtype: fp8, draft_dtype: int4}",
+            "kv: {cache_dtype: fp8}",
+            "model: {dtype: f32}\nkv: {cache_dtype: fp8}",
         ] {
             assert_eq!(chosen(text, true), Ok(Chosen::Gpus(vec![gpu(0)])), "{text}");
         }
@@ -211,6 +213,12 @@ mod tests {
                 "`model.dtype: fp8` runs on GPUs alone. On the CPU choose",
             ),
             ("model: {draft_dtype: fp8}", false, "libcuda.so.1 is not found"),
+            (
+                "kv: {cache_dtype: fp8}\ndevice: {kind: cpu}",
+                true,
+                "`kv.cache_dtype: fp8` runs on GPUs alone. On the CPU choose auto or int8",
+            ),
+            ("kv: {cache_dtype: fp8}", false, "libcuda.so.1 is not found"),
             ("model: {dtype: fp8}\nkv: {block_size: 32}", true, "block_size"),
         ] {
             let refusal = chosen(text, found).unwrap_err();
@@ -233,6 +241,6 @@ mod tests {
         );
         assert!(refusal.contains("`auto` or `cpu`"), "{refusal}");
         let refusal = chosen("device: {kind: 'cuda:0'}\nkv: {cache_dtype: int8}", true).unwrap_err();
-        assert!(refusal.contains("choose auto"), "{refusal}");
+        assert!(refusal.contains("choose fp8 or auto"), "{refusal}");
     }
 }

@@ -129,13 +129,17 @@ impl Config {
     /// # Errors
     /// Weights are of a kind that has no kernels there.
     pub fn fits_cpu(&self, why: Option<&str>) -> Result<(), ConfigError> {
-        let keys = [("model.dtype", Some(self.model.dtype)), ("model.draft_dtype", self.model.draft_dtype)];
-        match keys.into_iter().find(|(_, dtype)| *dtype == Some(Dtype::Fp8)) {
+        let weights = "int8, int4 or bf16";
+        let keys = [
+            ("model.dtype", Some(self.model.dtype), weights),
+            ("model.draft_dtype", self.model.draft_dtype, weights),
+            ("kv.cache_dtype", self.kv.cache_dtype, "auto or int8"),
+        ];
+        match keys.into_iter().find(|(_, dtype, _)| *dtype == Some(Dtype::Fp8)) {
             None => Ok(()),
-            Some((key, _)) => {
+            Some((key, _, others)) => {
                 let there = why.map_or_else(String::new, |why| format!(", and none is used here: {why}"));
-                let message =
-                    format!("`{key}: fp8` runs on GPUs alone{there}. On the CPU choose int8, int4 or bf16");
+                let message = format!("`{key}: fp8` runs on GPUs alone{there}. On the CPU choose {others}");
                 Err(ConfigError { place: None, message })
             }
         }
@@ -152,8 +156,8 @@ impl Config {
                            or set `device.kind: cpu`";
             return unfit(problem);
         }
-        if let Some(dtype) = self.kv.cache_dtype {
-            return unfit(&format!("`kv.cache_dtype: {dtype}` is for the CPU alone: choose auto"));
+        if let Some(dtype) = self.kv.cache_dtype.filter(|dtype| *dtype != Dtype::Fp8) {
+            return unfit(&format!("`kv.cache_dtype: {dtype}` is for the CPU alone: choose fp8 or auto"));
         }
         if self.device.pipeline_parallel > 1 {
             return unfit("`device.pipeline_parallel` is for the CPU alone so far: leave it at 1");
@@ -403,7 +407,7 @@ pub struct KvConfig {
     pub memory_bytes: Option<u64>,
     /// Whether the KV of finished prompts is kept for later requests with the same beginning.
     pub prefix_cache: bool,
-    /// In what keys and values are held; `None`: as `model.dtype`, bf16 beside int8 and int4.
+    /// In what keys and values are held; `None`: as `model.dtype`, bf16 beside 8 and 4 bits.
     pub cache_dtype: Option<Dtype>,
 }
 

@@ -326,7 +326,8 @@ fn kv(mut fields: Fields<'_>) -> Result<KvConfig, FieldError> {
     }
     let memory_bytes = sizes::bytes(&mut fields, "memory", MIB, 1 << 50)?;
     let prefix_cache = fields.flag("prefix_cache")?.unwrap_or(true);
-    let cache_dtype = fields.word("cache_dtype", &["auto", "int8"])?.and_then(|word| word.parse().ok());
+    let cache_dtype =
+        fields.word("cache_dtype", &["auto", "int8", "fp8"])?.and_then(|word| word.parse().ok());
     fields.finish()?;
     Ok(KvConfig { block_size, memory_bytes, prefix_cache, cache_dtype })
 }

@@ -183,7 +183,11 @@ fn whole_numbers_are_chosen_by_name_alone() {
     assert_eq!([kv(""), kv("kv: {cache_dtype: auto}\n"), kv("model: {dtype: int8}\n")], [Dtype::Bf16; 3]);
     assert_eq!(kv("model: {dtype: f32}\n"), Dtype::F32);
     assert_eq!(kv("model: {dtype: f32}\nkv: {cache_dtype: int8}\n"), Dtype::Int8);
-    assert!(refusal("kv: {cache_dtype: fp8}\n").contains("`kv.cache_dtype` must be one of `auto`, `int8`"));
+    assert_eq!(kv("kv: {cache_dtype: fp8}\n"), Dtype::Fp8);
+    assert!(
+        refusal("kv: {cache_dtype: int4}\n")
+            .contains("`kv.cache_dtype` must be one of `auto`, `int8`, `fp8`")
+    );
     let draft = |text| read(text).unwrap().model.draft_dtype;
     assert_eq!([draft(""), draft("model: {draft_dtype: auto}\n")], [None; 2]);
     assert_eq!(draft("model: {dtype: f32, draft_dtype: int8}\n"), Some(Dtype::Int8));

@@ -233,7 +233,7 @@ pub(crate) fn of_node(device: DeviceSpec, shard: Shard, digest: &str) -> (NodeFa
         }
         DeviceSpec::Cuda(CudaSpec { ranks: devices, .. }) => {
             let CudaSource { target, info, .. } = devices[0].source();
-            let facts = NodeFacts::on_gpu((&target.config, target.dtype), shard, digest, info);
+            let facts = NodeFacts::on_gpu(target, shard, digest, info);
             (facts, NodeTarget::Cuda { devices, shard })
         }
     }
@@ -254,10 +254,12 @@ fn on_gpus(
     let refused = |source| LoadError::OpenGpu { ordinal: first.ordinal, source: Box::new(source) };
     let (shards, draft_ranks) = (target_shards(config), config.device.draft_tensor_parallel);
     let (ranks, first_shard) = (shards.len(), shards[0]);
+    let kept = config.kv.cache_dtype;
     let facts = |config: &ModelConfig, path, shard: Shard, dtype: Dtype| -> Result<ModelFacts, LoadError> {
         shard.check(config)?;
         let weight_bytes = CudaModel::weight_bytes(config, path, shard, dtype)?;
-        Ok(ModelFacts { config: config.clone(), shard, dtype, kv_dtype: dtype.beside(), weight_bytes })
+        let kv_dtype = kept.unwrap_or(dtype.beside());
+        Ok(ModelFacts { config: config.clone(), shard, dtype, kv_dtype, weight_bytes })
     };
     let facts_of_draft = |config: &ModelConfig, shard: Shard| {
         let path = weights.draft.as_ref().and_then(WeightSource::path);
@@ -342,9 +344,7 @@ fn on_gpus(
             })
         });
         let rank_deadline = config.device.rank_deadline;
-        let on_gpu = |digest: &str| {
-            NodeFacts::on_gpu((&of_target.config, of_target.dtype), first_shard, digest, first)
-        };
+        let on_gpu = |digest: &str| NodeFacts::on_gpu(&of_target, first_shard, digest, first);
         let nodes = joined(config, on_gpu)?;
         let own_ranks = config.node.as_ref().map(|node| node.place.ranks(first_shard.ranks));
         let mut spec =

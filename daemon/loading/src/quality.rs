@@ -19,9 +19,12 @@ pub fn quality(
     most: usize,
     watch: Watch<'_>,
 ) -> Result<(Quality, Dtype), LoadError> {
-    if config.model.dtype == Dtype::Fp8 {
-        let message = "`--quality` reads the text on the CPU, which has no `model.dtype: fp8`: leave it out, or choose another dtype for it";
-        return Err(ConfigError { place: None, message: message.to_owned() }.into());
+    let held = [("model.dtype", Some(config.model.dtype)), ("kv.cache_dtype", config.kv.cache_dtype)];
+    if let Some((key, _)) = held.into_iter().find(|(_, dtype)| *dtype == Some(Dtype::Fp8)) {
+        let message = format!(
+            "`--quality` reads the text on the CPU, which has no `{key}: fp8`: leave it out, or choose another dtype for it"
+        );
+        return Err(ConfigError { place: None, message }.into());
     }
     let config = &fetched(config, Extent::Whole, watch)?;
     let pair = pair(config, false)?;

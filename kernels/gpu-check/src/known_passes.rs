@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use faser_actors::ServiceError;
 use faser_kernels::Dtype;
-use faser_kernels::cuda::{Gpu, Share, SharePair};
+use faser_kernels::cuda::{Element, Gpu, KvElement, Share, SharePair};
 use faser_models::cuda::{CudaModel, CudaSizes};
 
 use super::filled::filled;
@@ -48,6 +48,8 @@ pub struct KnownPass {
     pub pass: Pass,
     /// By kernels that give a row the same bits in any pass.
     pub deterministic: bool,
+    /// In what keys and values are held.
+    pub kv: KvElement,
 }
 
 /// As `golden.txt` of `tests/gpu_times` calls it.
@@ -61,11 +63,14 @@ impl fmt::Display for KnownPass {
         if self.deterministic {
             f.write_str(", deterministic")?;
         }
+        if self.kv == KvElement::Fp8 {
+            f.write_str(", KV in fp8")?;
+        }
         write!(f, ": {} of {sequences} x {rows} rows at {context}", self.pass)
     }
 }
 
-const PASSES: [(Shape, usize, Load, Pass); 35] = [
+const PASSES: [(Shape, usize, Load, Pass); 37] = [
     (Shape::Llama1B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Llama8B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Qwen8B, 1, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
@@ -74,6 +79,8 @@ const PASSES: [(Shape, usize, Load, Pass); 35] = [
     (Shape::Llama8B, 1, Load { sequences: 1, rows: 5, context: 512 }, Pass::Verify),
     (Shape::Llama8B, 1, Load { sequences: 16, rows: 4, context: 512 }, Pass::Verify),
     (Shape::Llama8B, 1, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
+    (Shape::Llama8B, 1, Load { sequences: 1, rows: 1, context: 16_384 }, Pass::Verify),
+    (Shape::Llama8B, 1, Load { sequences: 32, rows: 4, context: 4096 }, Pass::Verify),
     (Shape::Llama8B, 1, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
     (Shape::Llama8B, 8, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
     (Shape::Qwen8B, 8, Load { sequences: 1, rows: 1, context: 512 }, Pass::Verify),
@@ -113,12 +120,27 @@ const DETERMINISTIC: [(Shape, Load, Pass); 7] = [
     (Shape::Llama8BFp8, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
 ];
 
+const FP8_KV: [(Shape, Load, Pass); 4] = [
+    (Shape::Llama8B, Load { sequences: 1, rows: 1, context: 16_384 }, Pass::Verify),
+    (Shape::Llama8B, Load { sequences: 32, rows: 4, context: 4096 }, Pass::Verify),
+    (Shape::Llama8B, Load { sequences: 128, rows: 4, context: 512 }, Pass::Verify),
+    (Shape::Llama8B, Load { sequences: 1, rows: 2048, context: 2048 }, Pass::Prefill),
+];
+
 /// All of them, in the order of `golden.txt`.
 pub fn known_passes() -> impl Iterator<Item = KnownPass> {
-    let of =
-        |(shape, ranks, load, pass), deterministic| KnownPass { shape, ranks, load, pass, deterministic };
-    let deterministic = DETERMINISTIC.map(|(shape, load, pass)| of((shape, 1, load, pass), true));
-    PASSES.into_iter().map(move |pass| of(pass, false)).chain(deterministic)
+    let of = |(shape, ranks, load, pass), deterministic, kv| KnownPass {
+        shape,
+        ranks,
+        load,
+        pass,
+        deterministic,
+        kv,
+    };
+    let bf16 = KvElement::Element(Element::Bf16);
+    let deterministic = DETERMINISTIC.map(|(shape, load, pass)| of((shape, 1, load, pass), true, bf16));
+    let in_fp8 = FP8_KV.map(|(shape, load, pass)| of((shape, 1, load, pass), false, KvElement::Fp8));
+    PASSES.into_iter().map(move |pass| of(pass, false, bf16)).chain(deterministic).chain(in_fp8)
 }
 
 const PREDICTED: &str = include_str!("../tests/gpu_times/golden.txt");
@@ -144,24 +166,24 @@ pub fn models(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let device = gpu.info().name.clone();
     let mut passes: Vec<KnownPass> = known_passes().filter(|known| known.ranks == 1).collect();
     // Each model is there once, and alone.
-    passes.sort_by_key(|known| known.shape as usize);
+    passes.sort_by_key(|known| (known.shape as usize, known.kv == KvElement::Fp8));
     if setting.small {
-        passes.dedup_by_key(|known| (known.shape, known.deterministic));
+        passes.dedup_by_key(|known| (known.shape, known.deterministic, known.kv));
     }
-    let mut held: Option<(Shape, Arc<CudaModel>)> = None;
+    let mut held: Option<((Shape, KvElement), Arc<CudaModel>)> = None;
     for known in passes {
         if !setting.small && !fits(&gpu, &known)? {
             report.no_meaning(format!("{known}: it does not fit"));
             continue;
         }
         let model = match held.take() {
-            Some((shape, model)) if shape == known.shape => model,
+            Some((of, model)) if of == (known.shape, known.kv) => model,
             before => {
                 drop(before);
-                Arc::new(model_of(&gpu, known.shape, setting)?)
+                Arc::new(model_of(&gpu, known.shape, setting)?.with_kv(known.kv))
             }
         };
-        held = Some((known.shape, model.clone()));
+        held = Some(((known.shape, known.kv), model.clone()));
         let load = Load {
             sequences: setting.size(known.load.sequences, known.load.sequences.min(2)),
             rows: setting.size(known.load.rows, known.load.rows.min(3)),
@@ -187,7 +209,7 @@ fn fits(gpu: &Gpu, known: &KnownPass) -> Result<bool, Box<dyn std::error::Error 
         Dtype::Fp8 => 1.3,
         _ => 2.0,
     };
-    let needed = config.parameters()?.0 as f64 * each + known.load.kv_bytes(&config) + WORK;
+    let needed = config.parameters()?.0 as f64 * each + known.load.kv_bytes(&config, known.kv) + WORK;
     Ok(needed < gpu.info().memory_bytes as f64)
 }
 

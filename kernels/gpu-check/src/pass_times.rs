@@ -41,7 +41,7 @@ pub fn passes(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
                     lane.begin(load.verify(step.next().unwrap_or(0), 0));
                     lane.wait()
                 })?;
-                let bytes = target.read_bytes() as f64 + load.kv_bytes(target.config());
+                let bytes = target.read_bytes() as f64 + load.kv_bytes(target.config(), target.kv());
                 let what = format!("verify: {} x {} rows at {context}", load.sequences, load.rows);
                 report.timed(what, took * 1e3, "ms", Some(bytes / bandwidth * 1e3));
             }
@@ -59,7 +59,7 @@ pub fn passes(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
                 lane.begin(load.draft(step.next().unwrap_or(0), 0, STEPS));
                 lane.wait()
             })?;
-            let bytes = draft.read_bytes() as f64 + load.kv_bytes(draft.config());
+            let bytes = draft.read_bytes() as f64 + load.kv_bytes(draft.config(), draft.kv());
             let what = format!("draft: a step of {STEPS} of {sequences} rows at {context}");
             report.timed(what, took / STEPS as f64 * 1e3, "ms", Some(bytes / bandwidth * 1e3));
         }

@@ -12,7 +12,7 @@ use faser_actors::{
 use faser_engine::{
     Admission, BlockId, DraftChunk, DraftPlan, PartitionId, SeqId, StopRule, VerifyChunk, VerifyPlan,
 };
-use faser_kernels::cuda::{Element, SharePair};
+use faser_kernels::cuda::{Element, KvElement, SharePair};
 use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{Architecture, LayerSpec, ModelConfig, RopeConfig};
 
@@ -73,8 +73,8 @@ pub struct Load {
 
 impl Load {
     /// Bytes of keys and values that a pass reads.
-    pub fn kv_bytes(&self, config: &ModelConfig) -> f64 {
-        (self.sequences * self.context * config.layers.len() * 2 * config.kv_width() * ELEMENT.bytes()) as f64
+    pub fn kv_bytes(&self, config: &ModelConfig, kv: KvElement) -> f64 {
+        (self.sequences * self.context) as f64 * config.kv_bytes_per_token(kv.dtype()) as f64
     }
 
     fn blocks_each(&self) -> usize {

@@ -1,5 +1,6 @@
 //! Launches of attention, and how its work is cut into tiles of queries and splits of positions.
 
+use super::KvElement;
 use super::launch::{BLOCK_SIZE, Element, Launch, NOTHING, Ptr};
 
 /// Most splits of a row's positions.
@@ -105,7 +106,7 @@ impl AttentionPlan {
 pub struct AttentionArgs {
     /// f32 `[rows][q_stride]`, rotated, heads side by side.
     pub q: Ptr,
-    /// The layer's keys, `[block][kv_head][16][head_dim]` of the element.
+    /// The layer's keys, as a [`KvElement`] says.
     pub keys: Ptr,
     /// The layer's values, likewise.
     pub values: Ptr,
@@ -174,22 +175,27 @@ impl AttentionArgs {
         }
     }
 
-    /// Dynamic shared memory of a block with so many stages, in bytes.
+    /// Dynamic shared memory of a block with so many stages of such keys and values, in bytes.
     #[must_use]
-    pub fn shared_bytes(element: Element, head_dim: u32, stages: u32) -> u32 {
+    pub fn shared_bytes(element: Element, kv: KvElement, head_dim: u32, stages: u32) -> u32 {
         if !Self::on_tensor_cores(element, head_dim) {
             return 0;
         }
-        let stages = stages * 2 * POSITIONS * (head_dim + 8) * 2;
+        let tile = 2 * POSITIONS * (head_dim + 8) * 2;
+        let stages = match kv {
+            KvElement::Element(_) => stages * tile,
+            // What is worked on is a tile of bf16.
+            KvElement::Fp8 => tile + stages * 2 * POSITIONS * (head_dim + 4),
+        };
         stages.max(64 * (head_dim + 4) * 4 + 64 * 8)
     }
 
     /// How many stages of keys and values are under way where a block may have `most_shared` bytes: three, or two where three of 128
-    /// elements do not fit (the 99 KiB of compute capability 8.6, 8.9 and 12). None if not even they do.
+    /// elements of bf16 do not fit (the 99 KiB of compute capability 8.6, 8.9 and 12). None if not even they do.
     #[must_use]
-    pub fn stages(element: Element, head_dim: u32, most_shared: u32) -> Option<u32> {
-        let fits = |stages: &u32| Self::shared_bytes(element, head_dim, *stages) <= most_shared;
-        let counts: &[u32] = if head_dim == 128 { &[3, 2] } else { &[3] };
+    pub fn stages(element: Element, kv: KvElement, head_dim: u32, most_shared: u32) -> Option<u32> {
+        let fits = |stages: &u32| Self::shared_bytes(element, kv, head_dim, *stages) <= most_shared;
+        let counts: &[u32] = if head_dim == 128 && kv != KvElement::Fp8 { &[3, 2] } else { &[3] };
         counts.iter().copied().find(fits)
     }
 
@@ -199,14 +205,30 @@ impl AttentionArgs {
     /// # Panics
     /// If a size is none of what the kernels take.
     #[must_use]
-    pub fn launch(self, element: Element, queries: u32, stages: u32, tiles: u32) -> Launch<AttentionArgs> {
-        let dim = self.head_dim;
+    pub fn launch(
+        self,
+        (element, kv): (Element, KvElement),
+        queries: u32,
+        stages: u32,
+        tiles: u32,
+    ) -> Launch<AttentionArgs> {
+        let (dim, fp8) = (self.head_dim, kv == KvElement::Fp8);
+        assert!(fp8 || kv == KvElement::Element(element), "attention: {kv:?} beside {element:?}");
         assert!(self.split.is_multiple_of(POSITIONS), "attention: splits of {}", self.split);
         assert!(dim <= 256, "attention: a head of {dim}");
         assert!(self.window == 0 || self.first <= 1, "attention: a window, and from {} on", self.first);
         assert!(self.heads.is_multiple_of(self.kv_heads), "attention: {} over {}", self.heads, self.kv_heads);
         let tensor = Self::on_tensor_cores(element, dim);
         let kernel = match (dim, queries) {
+            (32, 16) if tensor && fp8 => "attention_mma_32_16_fp8",
+            (32, 32) if tensor && fp8 => "attention_mma_32_32_fp8",
+            (32, 64) if tensor && fp8 => "attention_mma_32_64_fp8",
+            (64, 16) if tensor && fp8 => "attention_mma_64_16_fp8",
+            (64, 32) if tensor && fp8 => "attention_mma_64_32_fp8",
+            (64, 64) if tensor && fp8 => "attention_mma_64_64_fp8",
+            (128, 16) if tensor && fp8 => "attention_mma_128_16_fp8",
+            (128, 32) if tensor && fp8 => "attention_mma_128_32_fp8",
+            (128, 64) if tensor && fp8 => "attention_mma_128_64_fp8",
             (128, 16) if tensor && stages == 2 => "attention_mma_128_16_two",
             (128, 32) if tensor && stages == 2 => "attention_mma_128_32_two",
             (128, 64) if tensor && stages == 2 => "attention_mma_128_64_two",
@@ -219,11 +241,12 @@ impl AttentionArgs {
             (128, 16) if tensor => "attention_mma_128_16",
             (128, 32) if tensor => "attention_mma_128_32",
             (128, 64) if tensor => "attention_mma_128_64",
+            (_, 16) if !tensor && fp8 => element.choose("attention_f32_fp8", "attention_bf16_fp8"),
             (_, 16) if !tensor => element.choose("attention_f32", "attention_bf16"),
             _ => panic!("attention: tiles of {queries} queries of {dim}"),
         };
         let mut launch = Launch::new(kernel, [self.splits, self.kv_heads, tiles], 128, self);
-        launch.shared_bytes = Self::shared_bytes(element, dim, stages);
+        launch.shared_bytes = Self::shared_bytes(element, kv, dim, stages);
         launch
     }
 }

@@ -10,6 +10,7 @@ mod compile;
 mod cubins;
 mod device;
 mod expert_launches;
+mod kv_element;
 mod launch;
 mod libraries;
 mod matmul_launches;
@@ -27,6 +28,7 @@ pub use device::{
     probe, probe_one,
 };
 pub use expert_launches::*;
+pub use kv_element::KvElement;
 pub use launch::*;
 pub use libraries::{LibraryError, LoadedLibrary, nccl_library};
 pub use matmul_launches::*;

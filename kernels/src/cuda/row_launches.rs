@@ -1,6 +1,7 @@
 //! Launches of the ops that go row by row. `most_rows` is the bucket: the number of rows itself is read on the device.
 
-use super::launch::{BLOCK_SIZE, Element, Launch, Ptr, strided};
+use super::KvElement;
+use super::launch::{Element, Launch, Ptr, strided};
 
 /// Threads of most blocks here.
 const THREADS: u32 = 256;
@@ -173,7 +174,7 @@ pub struct QkvArgs {
     pub chunk_of: Ptr,
     /// u32 `[chunk][table_stride]`: block ids.
     pub tables: Ptr,
-    /// The layer's keys, `[block][kv_head][16][head_dim]` of the element.
+    /// The layer's keys, as a [`KvElement`] says.
     pub keys: Ptr,
     /// The layer's values, likewise.
     pub values: Ptr,
@@ -189,10 +190,18 @@ pub struct QkvArgs {
     pub table_stride: u32,
     /// Of the norms.
     pub eps: f32,
+    /// 1 if keys and values are in FP8, 0 if they are in the kernel's element.
+    pub fp8: u32,
 }
 
 impl QkvArgs {
-    /// One warp for a head of a row; the element is that of keys and values.
+    /// What [`QkvArgs::fp8`] is for such keys and values.
+    #[must_use]
+    pub fn fp8(kv: KvElement) -> u32 {
+        u32::from(kv == KvElement::Fp8)
+    }
+
+    /// One warp for a head of a row; the element is that of keys and values, unless they are in FP8.
     ///
     /// # Panics
     /// If the head is odd or larger than 256.
@@ -202,12 +211,6 @@ impl QkvArgs {
         let kernel = element.choose("qkv_f32", "qkv_bf16");
         let warps = most_rows * (self.heads + 2 * self.kv_heads);
         Launch::new(kernel, [strided(warps.div_ceil(THREADS / 32), sms, 8), 1, 1], THREADS, self)
-    }
-
-    /// Elements of keys, or of values, of one layer.
-    #[must_use]
-    pub fn layer_elements(blocks: usize, kv_heads: usize, head_dim: usize) -> usize {
-        blocks * kv_heads * BLOCK_SIZE * head_dim
     }
 }
 

@@ -19,7 +19,8 @@ pub fn of_e4m3(code: u8) -> f32 {
 }
 
 /// The code nearest to a finite `x`, of two the one with an even mantissa; what is larger than all becomes the largest.
-pub(super) fn to_e4m3(x: f32) -> u8 {
+#[must_use]
+pub fn to_e4m3(x: f32) -> u8 {
     let sign = (x.to_bits() >> 24) as u8 & 0x80;
     let size = x.abs().min(LARGEST);
     // Eighths of a power of two; below 2^-6 all are as far apart.

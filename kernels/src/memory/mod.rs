@@ -21,7 +21,7 @@ mod weight_table;
 
 pub(crate) use buffer::Buffer;
 pub use codes::{Beside, Codes, FourBitForm, FourBits};
-pub use e4m3::of_e4m3;
+pub use e4m3::{of_e4m3, to_e4m3};
 pub use eight_bit_records::{EightBitForm, EightBitRecords};
 pub use four_bit_records::FourBitRecords;
 pub(crate) use four_bits::E2M1;

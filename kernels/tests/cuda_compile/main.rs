@@ -5,8 +5,8 @@ mod occupancy;
 mod sass;
 
 use faser_kernels::cuda::{
-    ARCHS, AttentionArgs, Compiler, Cubin, Element, File, Kernel, KernelUsage, LibraryError, NvrtcError,
-    file, files,
+    ARCHS, AttentionArgs, Compiler, Cubin, Element, File, Kernel, KernelUsage, KvElement, LibraryError,
+    NvrtcError, file, files,
 };
 use sass::{Sass, disassemble, is_local, is_mma, is_weight};
 use std::fmt::Write as _;
@@ -72,7 +72,8 @@ fn built(test: &str) -> Option<&'static [Built]> {
 fn dynamic_bytes(kernel: &str) -> u32 {
     let Some(shape) = kernel.strip_prefix("attention_mma_") else { return 0 };
     let dim = shape.split('_').next().and_then(|dim| dim.parse().ok()).expect("its head");
-    AttentionArgs::shared_bytes(Element::Bf16, dim, if shape.ends_with("two") { 2 } else { 3 })
+    let kv = if shape.ends_with("fp8") { KvElement::Fp8 } else { KvElement::Element(Element::Bf16) };
+    AttentionArgs::shared_bytes(Element::Bf16, kv, dim, if shape.ends_with("two") { 2 } else { 3 })
 }
 
 #[test]

@@ -3,7 +3,8 @@
 // by the names of all.
 //
 // Streams are lazy: an order runs when its stream is waited for, or one at a time when it is asked whether it is done. Copies read
-// pinned memory when they run, not when they are asked for. Device memory has margins, looked at when it is freed. A stream that captures
+// pinned memory when they run, not when they are asked for. Device memory ends where a page does, and lies between pages that nothing
+// may touch, so that a kernel stops that reads beside it; what is left of its own pages is looked at when it is freed. A stream that captures
 // keeps what it is asked for in a graph; launching that asks for all of it again, on a stream of the same SMs. A stream that waits for an event has the event's stream
 // run up to it; nothing else orders streams. Every GPU has streams and
 // memory of its own, and a thread must be bound to the one that it asks.
@@ -20,6 +21,7 @@
 #include <map>
 #include <mutex>
 #include <memory>
+#include <signal.h>
 #include <string>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -38,9 +40,9 @@ struct Stream { std::deque<Work> work; unsigned sms; Green *green; Graph *captur
 struct Event { unsigned asked, reached; Stream *stream; int device; };
 struct Function { std::string name; size_t args; unsigned shared; bool loaded; };
 struct Resource { int type; unsigned char padding[92]; unsigned sms, least, alignment; unsigned char more[36]; };
-struct Block { char *all; size_t bytes; int device; };
+struct Block { char *at; size_t bytes; int device; };
 struct Device { size_t used, left; unsigned retained; int lost; };
-constexpr size_t MARGIN = 256;
+constexpr size_t PAGE = 4096, UNTOUCHED = 4 << 20; // between blocks
 constexpr unsigned char GUARD = 0xA7;
 
 static std::recursive_mutex lock;
@@ -85,10 +87,17 @@ template <typename... Words> void note(int device, const char *format, Words... 
 inline bool decides(const std::string &kernel) { return kernel == "draft_step" || kernel == "compact_pass"; }
 // Copies of what is no larger are made in a record too: whole arrays are address space alone.
 constexpr size_t SMALL = 64 << 10;
+inline size_t up_to(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+// Of a block: its first page, and the bytes of its pages.
+inline char *first_page(const Block &block) { return block.at - (uint64_t)block.at % PAGE; }
+inline size_t pages(const Block &block) { return up_to(block.at + up_to(block.bytes, 256) - first_page(block), PAGE); }
 inline char *reserve(size_t bytes) {
-    void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return at == MAP_FAILED ? nullptr : (char *)at;
+    const size_t own = up_to(bytes, PAGE), all = own + 2 * UNTOUCHED;
+    char *at = (char *)mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED || mprotect(at + UNTOUCHED, own, PROT_READ | PROT_WRITE)) return nullptr;
+    return at + UNTOUCHED + own - up_to(bytes, 256);
 }
+inline void release(const Block &block) { munmap(first_page(block) - UNTOUCHED, pages(block) + 2 * UNTOUCHED); }
 // Whether a variable KERNEL:N names this kernel and this time.
 inline bool named(const char *variable, const std::string &kernel, unsigned time) {
     const char *text = getenv(variable);
@@ -159,15 +168,20 @@ inline Stream *open_stream(unsigned sms, Green *green) {
     return streams.back();
 }
 inline void look_at_margins(const Block &block) {
-    for (size_t i = 0; i < MARGIN; i++) {
-        if ((unsigned char)block.all[i] == GUARD && (unsigned char)block.all[MARGIN + block.bytes + i] == GUARD) continue;
+    const char *first = first_page(block), *end = first + pages(block);
+    for (const char *at = first; at != end; at++) {
+        if (at == block.at) at += block.bytes;
+        if (at == end) break;
+        if ((unsigned char)*at == GUARD) continue;
         fprintf(stderr, "fake driver: a write beside %zu bytes of device memory\n", block.bytes);
         abort();
     }
 }
-inline void release(const Block &block) {
-    if (record()) munmap(block.all, block.bytes + 2 * MARGIN);
-    else free(block.all);
+// The kernel that runs, for whoever asks why the process ended.
+static char running[64];
+inline void say_what_ran(int) {
+    const char words[] = "fake driver: memory that nobody may touch, last kernel: ";
+    (void)!write(2, words, sizeof words - 1), (void)!write(2, running, strlen(running)), (void)!write(2, "\n", 1);
 }
 // What cannot be captured breaks the graph of the thread, as at the real driver.
 inline bool breaks() {
@@ -219,6 +233,10 @@ int cuInit(unsigned) {
     LOCKED;
     const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     fake::connections = connections ? connections : "unset";
+    // Once; then the fault comes again, and ends the process.
+    struct sigaction action = {};
+    action.sa_handler = fake::say_what_ran, action.sa_flags = SA_RESETHAND | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, nullptr);
     return fake::number("FASER_FAKE_INIT", 0);
 }
 int cuDeviceGetCount(int *count) { *count = fake::device_count(); return 0; }
@@ -270,14 +288,14 @@ int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
     BOUND;
     UNCAPTURED;
     if (fake::here().used + bytes > fake::memory()) return fake::OUT_OF_MEMORY;
-    char *all = fake::record() ? fake::reserve(bytes + 2 * fake::MARGIN) : (char *)aligned_alloc(256, (bytes + 2 * fake::MARGIN + 255) / 256 * 256);
-    if (!all) return fake::OUT_OF_MEMORY;
+    const fake::Block block = {fake::reserve(bytes), bytes, fake::bound - 1};
+    if (!block.at) return fake::OUT_OF_MEMORY;
     if (!fake::record()) {
-        memset(all, fake::GUARD, bytes + 2 * fake::MARGIN);
-        memset(all + fake::MARGIN, 0xEE, bytes);
+        memset(fake::first_page(block), fake::GUARD, fake::pages(block));
+        memset(block.at, 0xEE, bytes);
     }
-    *at = (uint64_t)(all + fake::MARGIN);
-    fake::blocks[*at] = {all, bytes, fake::bound - 1};
+    *at = (uint64_t)block.at;
+    fake::blocks[*at] = block;
     fake::here().used += bytes;
     return 0;
 }
@@ -581,6 +599,7 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
         const unsigned time = ++fake::runs[f->name];
         if (fake::named("FASER_FAKE_LOSE", f->name, time)) return (int)fake::LAUNCH_FAILED;
         const unsigned grid[3] = {x, y, z};
+        snprintf(fake::running, sizeof fake::running, "%s", f->name.c_str());
         // All orders of the fibers come up.
         const char *fault = faser_launch(f->name.c_str(), args.data(), args.size(), grid, threads, shared, time % 3);
         if (fault) fprintf(stderr, "fake driver: %s: %s\n", f->name.c_str(), fault);

@@ -134,9 +134,9 @@ impl ModelConfig {
         self.layers.iter().find_map(|layer| layer.mlp.kind.experts())
     }
 
-    /// Bytes of keys and values per token, all layers together; in int8 with the scales of each head.
+    /// Bytes of keys and values per token, all layers together; in 8 bits with the scales of each head.
     pub fn kv_bytes_per_token(&self, held: Dtype) -> u64 {
-        let scales = if held == Dtype::Int8 { self.kv_heads * size_of::<f32>() } else { 0 };
+        let scales = if held.bits() == 8 { self.kv_heads * size_of::<f32>() } else { 0 };
         2 * (self.layers.len() * (self.kv_width() * held.bytes() + scales)) as u64
     }
 

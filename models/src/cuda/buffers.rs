@@ -6,7 +6,7 @@ use std::sync::Arc;
 use faser_kernels::collective::part;
 use faser_kernels::cuda::{
     ATTENTION_SPLITS, Arena, AttentionArgs, AttentionPlan, BLOCK_SIZE, CudaError, CudaLane, DeviceBuffer,
-    DraftStepArgs, Element, Flags, Gpu, LogitStats, LogitStatsArgs, LogprobFound, MatmulArgs, Ptr, QkvArgs,
+    DraftStepArgs, Element, Flags, Gpu, KvElement, LogitStats, LogitStatsArgs, LogprobFound, MatmulArgs, Ptr,
 };
 use faser_kernels::ops::TOP_TOKENS;
 use faser_kernels::sampling::CANDIDATES;
@@ -163,9 +163,8 @@ impl CudaSizes {
     }
 
     /// Bytes of one of keys and values, all layers.
-    pub(super) fn kv_bytes(&self, config: &ModelConfig, dtype: Dtype) -> usize {
-        let layer = QkvArgs::layer_elements(self.blocks, config.kv_heads, config.head_dim);
-        config.layers.len() * layer * dtype.bytes()
+    pub(super) fn kv_bytes(&self, config: &ModelConfig, kv: KvElement) -> usize {
+        config.layers.len() * self.blocks * kv.block_bytes(config.kv_heads, config.head_dim)
     }
 
     /// Everything but weights and KV that a shard of a model takes, in bytes: what a planner leaves free. A little more than it takes.

@@ -72,8 +72,8 @@ impl CudaPasses {
         let (q, kv) = (config.q_width(), config.kv_width());
         let (heads, kv_heads, head_dim) =
             (config.heads as u32, config.kv_heads as u32, config.head_dim as u32);
-        let kv_at = index * QkvArgs::layer_elements(self.sizes.blocks, config.kv_heads, config.head_dim);
-        let (keys, values) = (self.keys.at(kv_at * element.bytes()), self.values.at(kv_at * element.bytes()));
+        let kv_at = index * self.sizes.blocks * model.kv.block_bytes(config.kv_heads, config.head_dim);
+        let (keys, values) = (self.keys.at(kv_at), self.values.at(kv_at));
         let stride = pass.table_stride;
 
         // The bias of q, k and v is added where their heads are normalised and rotated, but before a norm of all heads.
@@ -99,6 +99,7 @@ impl CudaPasses {
             head_dim,
             table_stride: stride,
             eps: config.rms_eps,
+            fp8: QkvArgs::fp8(model.kv),
         };
         let (out, outputs) = (self.qkv.ptr(), q + 2 * kv);
         // Kernels stand in between where all heads are normed together, and behind a product of two streams.
@@ -146,7 +147,12 @@ impl CudaPasses {
             soft_cap: attention.soft_cap.unwrap_or(0.0),
         };
         let stages = self.model.attention_stages();
-        self.lane.launch(&args.launch(element, pass.tile_queries, stages, pass.tile_count as u32))?;
+        self.lane.launch(&args.launch(
+            (element, model.kv),
+            pass.tile_queries,
+            stages,
+            pass.tile_count as u32,
+        ))?;
         let norm = match &layer.mlp {
             MlpBranch::Dense(branch) => ptr(&branch.norm_before),
             MlpBranch::Experts(branch) => branch.norm_before.ptr(),

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use faser_kernels::cuda::{
-    AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, NOTHING, Ptr, RouteArgs, Upload,
+    AttentionArgs, CudaError, DeviceBuffer, Element, Gpu, KvElement, NOTHING, Ptr, RouteArgs, Upload,
 };
 use faser_kernels::{Dtype, RopeTable, Source};
 
@@ -23,6 +23,7 @@ pub struct CudaModel {
     /// The sizes of the shard.
     pub(super) own: ModelConfig,
     pub(super) element: Element,
+    pub(super) kv: KvElement,
     pub(super) gpu: Arc<Gpu>,
     pub(super) parts: CudaParts,
     /// Of each layer that turns.
@@ -156,11 +157,18 @@ impl CudaModel {
             shard: self.shard,
             own: self.own.first_layers(layers),
             element: self.element,
+            kv: self.kv,
             gpu: self.gpu.clone(),
             parts: self.parts.first_layers(layers),
             ropes: self.ropes[..layers].to_vec(),
             places: None,
         }
+    }
+
+    /// The same with keys and values held otherwise than activations.
+    #[must_use]
+    pub fn with_kv(self, kv: KvElement) -> CudaModel {
+        CudaModel { kv, ..self }
     }
 
     /// Looks whether there are kernels for all layers of a model.
@@ -221,7 +229,8 @@ impl CudaModel {
         let places = places_on(gpu, &mut upload, tokens, config.vocab)?;
         upload.finish()?;
         let own = shard.config(&config);
-        Ok(CudaModel { config, shard, own, element, gpu: gpu.clone(), parts, ropes, places })
+        let (kv, gpu) = (KvElement::Element(element), gpu.clone());
+        Ok(CudaModel { config, shard, own, element, kv, gpu, parts, ropes, places })
     }
 
     /// Bytes of the matrices that every pass reads: those of the layers, and the LM head. Of experts it is all, of which a pass reads those that its
@@ -245,7 +254,8 @@ impl CudaModel {
     /// Stages of keys and values that attention has under way on this GPU.
     pub(super) fn attention_stages(&self) -> u32 {
         let (dim, most) = (self.config.head_dim as u32, self.gpu.info().block_shared_bytes);
-        AttentionArgs::stages(self.element, dim, most).expect("a model that does not fit was refused")
+        AttentionArgs::stages(self.element, self.kv, dim, most)
+            .expect("a model that does not fit was refused")
     }
 
     /// Whether the logits of a row, of a head that proposes a block, depend on the token drawn before it, or the head says how sure it is.
@@ -264,9 +274,14 @@ impl CudaModel {
         self.shard
     }
 
-    /// In what matrices and KV are held.
+    /// In what vectors and activations are held.
     pub fn element(&self) -> Element {
         self.element
+    }
+
+    /// In what keys and values are held.
+    pub fn kv(&self) -> KvElement {
+        self.kv
     }
 
     /// Its GPU.
@@ -323,7 +338,7 @@ fn fits(gpu: &Gpu, config: &ModelConfig, element: Element) -> Result<(), CudaErr
         return unfit(format!("a vocabulary of {vocab} tokens has no sampler on a GPU: at most {}", 1 << 19));
     }
     let most = gpu.info().block_shared_bytes;
-    if AttentionArgs::stages(element, dim, most).is_none() {
+    if AttentionArgs::stages(element, KvElement::Element(element), dim, most).is_none() {
         let name = &gpu.info().name;
         return unfit(format!(
             "attention over heads of {dim} needs more shared memory for a block than the {most} bytes that {name} has: use another GPU or \

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use faser_kernels::cuda::{
     Arena, AttentionArgs, BLOCK_SIZE, Chunk, CudaError, CudaLane, DeviceBuffer, Element, EmbedArgs, Flags,
-    Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, QkvArgs, Sample, Sampler, Share, Tile,
+    Graph, LogprobWish, NOTHING, PruneArgs, PruneTest, Ptr, Sample, Sampler, Share, Tile,
 };
 use faser_kernels::{BlockId, Rows};
 
@@ -147,7 +147,6 @@ impl CudaPasses {
         let lane = CudaLane::new(shares, drafts)?;
         let gpu = model.gpu.clone();
         let (config, own, shard) = (&model.config, &model.own, model.shard());
-        let dtype = model.element.dtype();
         let (rows, logit_rows, held) = (sizes.rows(), sizes.logit_rows(), model.element.bytes());
         let (hidden, q, kv) = (config.hidden, own.q_width(), own.kv_width());
         if sizes.deterministic && model.element == Element::Bf16 {
@@ -156,7 +155,7 @@ impl CudaPasses {
         let of_head = if config.head.is_some() { sizes.head_input_bytes() } else { 0 };
         let f32 = size_of::<f32>();
         let activations = |count: usize, each: usize| DeviceBuffer::zeroed(&gpu, count * each, "activations");
-        let kv_bytes = sizes.kv_bytes(own, dtype);
+        let kv_bytes = sizes.kv_bytes(own, model.kv);
         let split_rows = sizes.split_rows() * own.heads;
         Ok(CudaPasses {
             input: Arena::new(&gpu, sizes.input_bytes() + of_head, "the arrays of a pass")?,
@@ -260,10 +259,8 @@ impl CudaPasses {
     /// If one of the blocks does not exist.
     pub fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), CudaError> {
         let (config, blocks) = (&self.model.own, self.sizes.blocks);
-        let bytes = |blocks| {
-            QkvArgs::layer_elements(blocks, config.kv_heads, config.head_dim) * self.model.element.bytes()
-        };
-        let (layers, block, layer) = (config.layers.len(), bytes(1), bytes(blocks));
+        let block = self.model.kv.block_bytes(config.kv_heads, config.head_dim);
+        let (layers, layer) = (config.layers.len(), blocks * block);
         let [from, to] = [from, to].map(|block| block as usize);
         assert!(from.max(to) < blocks, "a copy of block {from} to {to} of {blocks}");
         for memory in [&self.keys, &self.values] {

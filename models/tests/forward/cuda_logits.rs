@@ -128,21 +128,36 @@ fn experts_on_tensor_cores_have_the_cpus_logits() {
 }
 
 /// Rows of two sequences, which have these tables, each from a position on, as one pass; the logits of each row.
-fn feed(passes: &mut CudaPasses, all: [&[BlockId]; 2], parts: &[(usize, Range<usize>)]) -> Vec<Vec<f32>> {
+pub(crate) fn feed(
+    passes: &mut CudaPasses,
+    tables: [&[BlockId]; 2],
+    parts: &[(usize, Range<usize>)],
+) -> Vec<Vec<f32>> {
     let vocab = passes.model().config().vocab;
-    let (mut tokens, mut positions, mut chunk_of, mut chunks) = (vec![], vec![], vec![], vec![]);
-    for (chunk, (sequence, range)) in parts.iter().enumerate() {
-        let (first, rows) = (tokens.len() as u32, range.len() as u32);
+    let token = |sequence, position| ((position * 37 + sequence * 11 + 5) % vocab) as u32;
+    let parts = parts.iter().map(|(sequence, range)| {
+        let tokens = range.clone().map(|position| token(*sequence, position)).collect();
+        (tables[*sequence], range.start, tokens)
+    });
+    feed_tokens(passes, &parts.collect::<Vec<_>>())
+}
+
+/// The same of these tokens of sequences.
+pub(crate) fn feed_tokens(passes: &mut CudaPasses, parts: &[(&[BlockId], usize, Vec<u32>)]) -> Vec<Vec<f32>> {
+    let vocab = passes.model().config().vocab;
+    let (mut all, mut positions, mut chunk_of, mut chunks) = (vec![], vec![], vec![], vec![]);
+    for (chunk, (_, start, tokens)) in parts.iter().enumerate() {
+        let (first, rows) = (all.len() as u32, tokens.len() as u32);
         chunks.push(Chunk { first, rows, sampled_from: 0, since: 0 });
-        chunk_of.extend(range.clone().map(|_| chunk as u32));
-        positions.extend(range.clone().map(|position| position as u32));
-        tokens.extend(range.clone().map(|position| ((position * 37 + sequence * 11 + 5) % vocab) as u32));
+        chunk_of.extend(tokens.iter().map(|_| chunk as u32));
+        positions.extend(*start as u32..*start as u32 + rows);
+        all.extend(tokens);
     }
-    let tables: Vec<&[BlockId]> = parts.iter().map(|(sequence, _)| all[*sequence]).collect();
+    let tables: Vec<&[BlockId]> = parts.iter().map(|(table, ..)| *table).collect();
     let sampler = Sampler::new(&Sampling::default(), Ptr::NULL, Ptr::NULL, Ptr::NULL);
     let (samplers, proposals) = (vec![sampler; parts.len()], vec![&[][..]; parts.len()]);
     let input = PassInput {
-        tokens: &tokens,
+        tokens: &all,
         positions: &positions,
         chunk_of: &chunk_of,
         chunks: &chunks,
@@ -195,7 +210,12 @@ fn a_row_of_experts_has_the_same_bits_alone_and_among_others() {
 }
 
 /// Rows of a sequence, fed in chunks of so many, some of them beside another's.
-fn fed(passes: &mut CudaPasses, tables: [&[BlockId]; 2], chunks: &[usize], beside: usize) -> Vec<Vec<f32>> {
+pub(crate) fn fed(
+    passes: &mut CudaPasses,
+    tables: [&[BlockId]; 2],
+    chunks: &[usize],
+    beside: usize,
+) -> Vec<Vec<f32>> {
     let (mut found, mut at, mut others) = (Vec::new(), 0, 0);
     for &rows in chunks {
         let mut parts = vec![(0, at..at + rows)];

@@ -6,6 +6,7 @@
 mod accuracy;
 #[path = "../../../kernels/tests/cuda_fake/mod.rs"]
 mod cuda_fake;
+mod cuda_fp8_kv;
 mod cuda_heads;
 mod cuda_logits;
 mod cuda_records;

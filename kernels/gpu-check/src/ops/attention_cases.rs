@@ -1,8 +1,8 @@
 //! attention, plain and on tensor cores, split and merged, over the keys and values that the CPU has.
 
-use super::case_bench::Bench;
+use super::case_bench::{Bench, in_fp8};
 use super::reference::{Random, bf16, close, lane};
-use faser_kernels::cuda::{AttentionArgs, AttentionPlan, Chunk, Element, NOTHING, Ptr, Tile};
+use faser_kernels::cuda::{AttentionArgs, AttentionPlan, Chunk, Element, KvElement, NOTHING, Ptr, Tile};
 use faser_kernels::ops::{AttentionShape, attention, store_kv};
 use faser_kernels::{Dtype, Isa, KvCache, KvShape, Rows, Tensor};
 use std::ops::RangeInclusive;
@@ -13,6 +13,7 @@ const OWN_SPLITS: u32 = 2;
 #[derive(Clone, Debug)]
 struct Case {
     element: Element,
+    kv: KvElement,
     kv_heads: usize,
     group: usize,
     head_dim: usize,
@@ -54,7 +55,8 @@ impl Case {
     ) -> Case {
         let sequences = sequences.to_vec();
         let (first, soft_cap, sinks) = (0, None, Vec::new());
-        Case { element, kv_heads, group, head_dim, window, first, soft_cap, sinks, split, sequences }
+        let kv = KvElement::Element(element);
+        Case { element, kv, kv_heads, group, head_dim, window, first, soft_cap, sinks, split, sequences }
     }
 
     fn world(&self) -> World {
@@ -65,8 +67,14 @@ impl Case {
         let blocks = self.sequences.len() * stride;
         let pool = random.shuffled(blocks);
         let tables: Vec<&[u32]> = pool.chunks(stride).collect();
-        // The CPU has f32: rounded numbers where the device has bf16.
+        // The CPU has f32: rounded numbers where the device has bf16, or FP8.
         let round = |x: f32| if self.element == Element::Bf16 { bf16(x) } else { x };
+        let kept = |numbers: Vec<f32>| -> Vec<f32> {
+            match self.kv {
+                KvElement::Element(_) => numbers.into_iter().map(round).collect(),
+                KvElement::Fp8 => numbers.chunks(head_dim).flat_map(in_eight_bits).collect(),
+            }
+        };
         let shape = KvShape { layers: 1, blocks, block_size: 16, kv_heads, head_dim };
         let mut kv = KvCache::new(shape, Dtype::F32).expect("memory");
         // What nobody wrote is not finite: it must not be looked at.
@@ -74,8 +82,7 @@ impl Case {
         let (mut keys, mut values) = (unwritten.clone(), unwritten);
         let cpu = lane(Isa::Portable, 1);
         for (sequence, (len, _)) in self.sequences.iter().enumerate() {
-            let k: Vec<f32> = random.numbers(len * width).into_iter().map(round).collect();
-            let v: Vec<f32> = random.numbers(len * width).into_iter().map(round).collect();
+            let [k, v] = [(); 2].map(|()| kept(random.numbers(len * width)));
             let positions: Vec<u32> = (0..*len as u32).collect();
             let table_of = vec![sequence as u32; *len];
             let rows = Rows { positions: &positions, table_of: &table_of, tables: &tables };
@@ -127,8 +134,10 @@ impl Case {
     /// The counts of stages that kernels have for it and a block has room for.
     fn stages(&self, bench: &Bench<'_>) -> RangeInclusive<u32> {
         let dim = self.head_dim as u32;
-        let most = AttentionArgs::stages(self.element, dim, bench.0.most_shared()).expect("two stages fit");
-        let both = dim == 128 && AttentionArgs::on_tensor_cores(self.element, dim);
+        let most = AttentionArgs::stages(self.element, self.kv, dim, bench.0.most_shared());
+        let most = most.expect("two stages fit");
+        let both =
+            dim == 128 && AttentionArgs::on_tensor_cores(self.element, dim) && self.kv != KvElement::Fp8;
         if both { 2..=most } else { most..=most }
     }
 
@@ -141,7 +150,7 @@ impl Case {
     }
 
     fn run_in(&self, bench: &Bench<'_>, world: &World, order: i32, most: u32, stages: u32) -> Vec<f32> {
-        let Case { element, kv_heads, group, head_dim, split, .. } = *self;
+        let Case { element, kv, kv_heads, group, head_dim, split, .. } = *self;
         let (heads, n) = (kv_heads * group, world.positions.len());
         let queries = AttentionArgs::tile_queries(element, head_dim as u32, most, (1, 0));
         let longest = world.positions.iter().max().expect("a sequence") + 1;
@@ -156,7 +165,7 @@ impl Case {
         tiles.push(Tile::PADDING);
         let flat: Vec<u32> = tiles.iter().flat_map(|tile| [tile.chunk, tile.first_query]).collect();
         let splits = plan.splits;
-        let (keys, values) = (bench.elements(element, &world.keys), bench.elements(element, &world.values));
+        let [keys, values] = [&world.keys, &world.values].map(|kept| bench.kept(kv, head_dim, kept));
         let out = bench.elements(element, &vec![-5.5; n * heads * head_dim]);
         let places = n * heads * splits as usize;
         let (sums, stats) =
@@ -191,7 +200,7 @@ impl Case {
             scale: self.scale(),
             soft_cap: self.soft_cap.unwrap_or(0.0),
         };
-        bench.run(&args.launch(element, queries, stages, tiles.len() as u32), order);
+        bench.run(&args.launch((element, kv), queries, stages, tiles.len() as u32), order);
         assert!(tickets.read().iter().all(|ticket| *ticket == 0), "{self:?}: tickets stay taken");
         let _ = (stats.read(), sums.read()); // nothing beside them was written
         out.read()
@@ -211,6 +220,12 @@ impl Case {
             }
         }
     }
+}
+
+/// The numbers of a token's head in FP8.
+fn in_eight_bits(head: &[f32]) -> Vec<f32> {
+    let largest = head.iter().fold(0f32, |most, x| most.max(x.abs()));
+    head.iter().map(|x| in_fp8(*x, largest)).collect()
 }
 
 // As kernels count it.
@@ -255,7 +270,9 @@ pub(super) fn attention_is_the_cpus(bench: &Bench<'_>) {
         case(Bf16, 1, 4, 64, None, 0, &[(515, 6), (200, 2), (1025, 2)]),
         case(Bf16, 1, 3, 32, Some(270), 0, &[(516, 20), (1030, 12)]),
     ];
-    for case in cases.into_iter().chain(capped).chain(sunk).chain(late).chain(own) {
+    let all: Vec<Case> = cases.into_iter().chain(capped).chain(sunk).chain(late).chain(own).collect();
+    let fp8 = all.clone().into_iter().map(|case| Case { kv: KvElement::Fp8, ..case });
+    for case in all.into_iter().chain(fp8) {
         for order in bench.orders() {
             case.check(bench, order);
         }
@@ -274,6 +291,9 @@ pub(super) fn a_row_has_the_same_bits_alone_and_among_others(bench: &Bench<'_>) 
         case(Element::Bf16, 64, None, 0, &[(514, 7), (1030, 2)]),
         case(Element::Bf16, 32, Some(300), 0, &[(516, 7), (20, 1)]),
         case(Element::Bf16, 48, None, 0, &[(514, 7)]),
+        Case { kv: KvElement::Fp8, ..case(Element::F32, 20, None, 0, &[(514, 7), (30, 1)]) },
+        Case { kv: KvElement::Fp8, ..case(Element::Bf16, 64, None, 64, &[(140, 7), (30, 4)]) },
+        Case { kv: KvElement::Fp8, ..case(Element::Bf16, 128, None, 0, &[(514, 7), (30, 1)]) },
     ] {
         let world = together.world();
         let all = together.run(bench, &world, 0, 14);

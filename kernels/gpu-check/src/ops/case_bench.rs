@@ -6,7 +6,8 @@ use std::mem::MaybeUninit;
 
 use half::bf16;
 
-use faser_kernels::cuda::{Element, Launch, Plain, Ptr};
+use faser_kernels::cuda::{BLOCK_SIZE, Element, KvElement, Launch, Plain, Ptr};
+use faser_kernels::{of_e4m3, to_e4m3};
 
 /// The most bytes that a kernel's arguments may have here.
 const MOST_ARGS: usize = 256;
@@ -123,6 +124,14 @@ impl<'e> Bench<'e> {
         self.memory(content, 0xabcd_1234)
     }
 
+    /// Keys, or values, `[..][16][head_dim]`, as they are held.
+    pub fn kept(&self, kv: KvElement, head_dim: usize, content: &[f32]) -> Elements<'e> {
+        match kv {
+            KvElement::Element(element) => self.elements(element, content),
+            KvElement::Fp8 => Elements::Fp8(self.words(&fp8_pages(content, head_dim)), head_dim),
+        }
+    }
+
     /// Elements of either type, rounded.
     pub fn elements(&self, element: Element, content: &[f32]) -> Elements<'e> {
         match element {
@@ -174,12 +183,41 @@ impl<T: Marked> Memory<'_, T> {
     }
 }
 
+/// Pages of FP8 with these numbers, `[..][16][head_dim]`: codes, then scales. What is not finite makes its token none.
+fn fp8_pages(numbers: &[f32], head_dim: usize) -> Vec<u32> {
+    let mut words = Vec::new();
+    for page in numbers.chunks(BLOCK_SIZE * head_dim) {
+        let (mut codes, mut scales) = (Vec::new(), Vec::new());
+        for token in page.chunks(head_dim) {
+            let finite = token.iter().all(|x| x.is_finite());
+            let largest = token.iter().fold(0f32, |most, x| most.max(x.abs()));
+            codes.extend(token.iter().map(|x| if finite { fp8_of(*x, largest) } else { 0x7F }));
+            scales.push(if finite { (largest / 448.0).to_bits() } else { f32::NAN.to_bits() });
+        }
+        words.extend(codes.chunks(4).map(|four| u32::from_le_bytes(four.try_into().expect("16 tokens"))));
+        words.extend(scales);
+    }
+    words
+}
+
+fn fp8_of(x: f32, largest: f32) -> u8 {
+    if largest > 0.0 { to_e4m3(x * (448.0 / largest)) } else { 0 }
+}
+
+/// What a token's number is in FP8, where the largest of its head is so large.
+#[must_use]
+pub fn in_fp8(x: f32, largest: f32) -> f32 {
+    of_e4m3(fp8_of(x, largest)) * (largest / 448.0)
+}
+
 /// Elements of either type, filled from f32 and read as f32.
 pub enum Elements<'e> {
     /// As they are.
     F32(Memory<'e, f32>),
     /// Rounded.
     Bf16(Memory<'e, bf16>),
+    /// Keys, or values, in FP8, of heads so wide.
+    Fp8(Memory<'e, u32>, usize),
 }
 
 impl Elements<'_> {
@@ -189,6 +227,7 @@ impl Elements<'_> {
         match self {
             Elements::F32(memory) => memory.ptr(),
             Elements::Bf16(memory) => memory.ptr(),
+            Elements::Fp8(memory, _) => memory.ptr(),
         }
     }
 
@@ -202,8 +241,19 @@ impl Elements<'_> {
         match self {
             Elements::F32(memory) => memory.read(),
             Elements::Bf16(memory) => memory.read().iter().map(|x| x.to_f32()).collect(),
+            Elements::Fp8(memory, head_dim) => {
+                let words = memory.read();
+                let pages = words.chunks(BLOCK_SIZE * head_dim / 4 + BLOCK_SIZE);
+                pages.flat_map(|page| of_fp8_page(page, *head_dim)).collect()
+            }
         }
     }
+}
+
+fn of_fp8_page(page: &[u32], head_dim: usize) -> Vec<f32> {
+    let (codes, scales) = page.split_at(BLOCK_SIZE * head_dim / 4);
+    let codes = codes.iter().flat_map(|word| word.to_le_bytes());
+    codes.enumerate().map(|(i, code)| of_e4m3(code) * f32::from_bits(scales[i / head_dim])).collect()
 }
 
 fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {

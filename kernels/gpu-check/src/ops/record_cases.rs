@@ -3,8 +3,8 @@
 use super::case_bench::{Bench, Elements, Memory};
 use super::reference::{Random, bf16, close};
 use faser_kernels::cuda::{
-    DequantiseArgs, Element, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs, Ptr, QkvArgs,
-    RmsNormArgs, form_of,
+    BLOCK_SIZE, DequantiseArgs, Element, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs,
+    Ptr, QkvArgs, RmsNormArgs, form_of,
 };
 use faser_kernels::ops::Activation;
 use faser_kernels::{
@@ -403,7 +403,7 @@ pub(super) fn products_with_records_have_the_bits_of_the_widened_ones(bench: &Be
             let (out, tickets) = (floats(), bench.words(&[0; 5]));
             let positions: Vec<u32> = (0..rows as u32).collect();
             let (positions, chunk_of) = (bench.lasting(&positions), bench.lasting(&vec![0_u32; rows]));
-            let cache = vec![UNSET; QkvArgs::layer_elements(1, 1, head_dim)];
+            let cache = vec![UNSET; BLOCK_SIZE * head_dim];
             let kept = [(); 2].map(|()| [(); 2].map(|()| bench.elements(BF16, &cache)));
             let products = matrix.products(bench, rows, held.ptr(), Ptr::NULL, ptrs(&out), false);
             for (product, [keys, values]) in products.into_iter().zip(&kept) {
@@ -424,6 +424,7 @@ pub(super) fn products_with_records_have_the_bits_of_the_widened_ones(bench: &Be
                     head_dim: head_dim as u32,
                     table_stride: 1,
                     eps: 1e-6,
+                    fp8: 0,
                 };
                 let args = MatmulHeadsArgs { product, heads, tickets: tickets.ptr() };
                 bench.run(&args.launch(bucket, 1), order);

@@ -1,10 +1,10 @@
 //! The ops that go row by row.
 
-use super::case_bench::Bench;
+use super::case_bench::{Bench, in_fp8};
 use super::reference::{Random, close, lane};
 use faser_kernels::cuda::{
-    ActivateArgs, CompactRowsArgs, Element, EmbedArgs, GatherRowsArgs, NOTHING, Ptr, QkvArgs, RmsNormArgs,
-    SoftCapArgs, SpreadLogitsArgs,
+    ActivateArgs, BLOCK_SIZE, CompactRowsArgs, Element, EmbedArgs, GatherRowsArgs, KvElement, NOTHING, Ptr,
+    QkvArgs, RmsNormArgs, SoftCapArgs, SpreadLogitsArgs,
 };
 use faser_kernels::ops::{
     self, Activation, Write, activate, compact_rows, gather_rows, rms_norm, rms_norm_heads, rope, soft_cap,
@@ -334,13 +334,15 @@ pub(super) fn qkv_is_bias_norm_rotation_and_store(bench: &Bench<'_>) {
         Heads { heads: 2, kv_heads: 1, head_dim: 256, bias: false, norm: false, turned: true },
     ];
     each(bench, |element, order| {
-        for (case, shape) in shapes.into_iter().enumerate() {
-            one_qkv(bench, element, order, shape, 7 * case as u64 + 1);
+        for kv in [KvElement::Element(element), KvElement::Fp8] {
+            for (case, shape) in shapes.into_iter().enumerate() {
+                one_qkv(bench, (element, kv), order, shape, 7 * case as u64 + 1);
+            }
         }
     });
 }
 
-fn one_qkv(bench: &Bench<'_>, element: Element, order: i32, shape: Heads, seed: u64) {
+fn one_qkv(bench: &Bench<'_>, (element, held): (Element, KvElement), order: i32, shape: Heads, seed: u64) {
     let Heads { heads, kv_heads, head_dim, .. } = shape;
     let (rows, cpu) = (7, lane(Isa::Portable, 1));
     let (q, kv, cols) = (heads * head_dim, kv_heads * head_dim, (heads + 2 * kv_heads) * head_dim);
@@ -377,8 +379,8 @@ fn one_qkv(bench: &Bench<'_>, element: Element, order: i32, shape: Heads, seed: 
     }
 
     let cos_sin: Vec<f32> = (0..64).flat_map(|position| angles(&cpu, &table, position)).collect();
-    let cache = vec![UNSET; QkvArgs::layer_elements(blocks, kv_heads, head_dim)];
-    let (stored_k, stored_v) = (bench.elements(element, &cache), bench.elements(element, &cache));
+    let cache = vec![UNSET; blocks * kv_heads * BLOCK_SIZE * head_dim];
+    let [stored_k, stored_v] = [(); 2].map(|()| bench.kept(held, head_dim, &cache));
     let (found, tables) = (bench.floats(&values), bench.words(&tables));
     let args = QkvArgs {
         qkv: found.ptr(),
@@ -397,9 +399,10 @@ fn one_qkv(bench: &Bench<'_>, element: Element, order: i32, shape: Heads, seed: 
         head_dim: head_dim as u32,
         table_stride: stride,
         eps: 1e-6,
+        fp8: QkvArgs::fp8(held),
     };
     bench.run(&args.launch(element, rows as u32, 2), order);
-    let what = format!("{shape:?} {element:?}");
+    let what = format!("{shape:?} {element:?} {held:?}");
     let (found, found_k, found_v) = (found.read(), stored_k.read(), stored_v.read());
     let mut written = 0;
     for r in 0..rows {
@@ -411,15 +414,27 @@ fn one_qkv(bench: &Bench<'_>, element: Element, order: i32, shape: Heads, seed: 
         let block = tables.read()[chunk * stride as usize + position / 16] as usize;
         for head in 0..kv_heads {
             let at = ((block * kv_heads + head) * 16 + position % 16) * head_dim;
-            for i in 0..head_dim {
-                let (k, v) = (row[q + head * head_dim + i], row[q + kv + head * head_dim + i]);
-                close(found_k[at + i], f64::from(k), f64::from(k.abs()).max(0.5), tolerance(element), &what);
-                close(found_v[at + i], f64::from(v), f64::from(v.abs()).max(0.5), tolerance(element), &what);
-                written += 1;
+            let of_head = |first: usize| &row[first + head * head_dim..][..head_dim];
+            for (found, expected) in [(&found_k, of_head(q)), (&found_v, of_head(q + kv))] {
+                let largest = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+                for (found, x) in found[at..].iter().zip(expected) {
+                    let (least, tolerance) = match held {
+                        KvElement::Element(_) => (0.5, tolerance(element)),
+                        // Three bits of fraction, down to the 2^15th part of the largest.
+                        KvElement::Fp8 => (largest / 448.0 / 64.0, 0.0626),
+                    };
+                    close(*found, f64::from(*x), f64::from(x.abs().max(least)), tolerance, &what);
+                    // These values are what they were.
+                    if held == KvElement::Fp8 && !shape.bias && expected.as_ptr() == of_head(q + kv).as_ptr()
+                    {
+                        assert_eq!(found.to_bits(), in_fp8(*x, largest).to_bits(), "{what}");
+                    }
+                }
             }
+            written += head_dim;
         }
     }
-    let unset = bench.elements(element, &[UNSET]).read()[0];
+    let unset = bench.kept(held, head_dim, &cache).read()[0];
     for cache in [&found_k, &found_v] {
         assert_eq!(
             cache.iter().filter(|x| **x != unset).count(),

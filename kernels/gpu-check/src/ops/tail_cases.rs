@@ -3,8 +3,8 @@
 use super::case_bench::{Bench, Elements};
 use super::reference::Random;
 use faser_kernels::cuda::{
-    ActivateArgs, Element, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs, MatmulNormArgs, Ptr, QkvArgs,
-    RmsNormArgs,
+    ActivateArgs, BLOCK_SIZE, Element, KvElement, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs,
+    MatmulNormArgs, Ptr, QkvArgs, RmsNormArgs,
 };
 use faser_kernels::ops::Activation;
 
@@ -154,10 +154,11 @@ pub(super) fn heads_by_their_last_blocks_are_those_behind_them(bench: &Bench<'_>
             let [bias, q_norm, k_norm, cos_sin] = [all * head_dim, head_dim, head_dim, 64 * head_dim]
                 .map(|len| bench.lasting(&random.numbers(len)));
             let only = |wanted: bool, at: Ptr| if wanted { at } else { Ptr::NULL };
-            let cache = vec![UNSET; QkvArgs::layer_elements(blocks, kv_heads, head_dim)];
+            let cache = vec![UNSET; blocks * kv_heads * BLOCK_SIZE * head_dim];
+            let kv = if case % 2 == 0 { KvElement::Element(BF16) } else { KvElement::Fp8 };
             let found = [false, true].map(|fused| {
                 let qkv = bench.floats(&vec![UNSET; rows * all * head_dim]);
-                let (keys, values) = (bench.elements(BF16, &cache), bench.elements(BF16, &cache));
+                let [keys, values] = [(); 2].map(|()| bench.kept(kv, head_dim, &cache));
                 let product = held.product(qkv.ptr(), inputs, all * head_dim, case == 2, false);
                 let args = QkvArgs {
                     qkv: qkv.ptr(),
@@ -176,6 +177,7 @@ pub(super) fn heads_by_their_last_blocks_are_those_behind_them(bench: &Bench<'_>
                     head_dim: head_dim as u32,
                     table_stride: stride,
                     eps: 1e-6,
+                    fp8: QkvArgs::fp8(kv),
                 };
                 if fused {
                     let tickets = bench.words(&vec![0; all]);

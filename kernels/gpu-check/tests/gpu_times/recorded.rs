@@ -331,7 +331,8 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
             ]
             .map(|at| args.at(at));
             let context = rows.load.context as f64;
-            let kept = rows.load.sequences as f64 * context * kv_heads * dim * 2.0 * HELD;
+            let held = if kernel.ends_with("_fp8") { 1.0 + F32 / dim } else { HELD };
+            let kept = rows.load.sequences as f64 * context * kv_heads * dim * 2.0 * held;
             // Splits of rows that have their own are as long as the context makes them.
             let own = f64::max(256.0, context / splits);
             let (split, splits) = if split == 0.0 { (own, (context / own).ceil()) } else { (split, splits) };

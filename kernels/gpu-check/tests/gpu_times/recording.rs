@@ -8,7 +8,7 @@ use faser_actors::{
     CancelSource, CudaBackend, CudaLaneSpec, DraftRunner, MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
 use faser_gpu_check::{KnownPass, Load, Pass, Shape};
-use faser_kernels::cuda::{Gpu, NcclRankSlot, Share, nccl_group};
+use faser_kernels::cuda::{Gpu, KvElement, NcclRankSlot, Share, nccl_group};
 use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{ModelConfig, Shard};
 
@@ -29,12 +29,12 @@ impl CancelSource for Nobody {
 
 /// What the first GPU was asked for in one pass, and the bytes that all of it could not do without: its weights, and what it sees.
 pub(crate) fn record(known: &KnownPass) -> (Vec<Step>, f64) {
-    let KnownPass { shape, ranks, load, pass, deterministic } = *known;
+    let KnownPass { shape, ranks, load, pass, deterministic, kv } = *known;
     let file = PathBuf::from(std::env::var(FILE).expect("a record is written"));
     let config = shape.config().expect("a config.json");
     let ends = Barrier::new(ranks);
     let sizes = CudaSizes { deterministic, ..load.sizes() };
-    let of_rank = &|rank, slot| run((rank, ranks), slot, (shape, &config), (load, sizes), pass, &ends);
+    let of_rank = &|rank, slot| run((rank, ranks), slot, (shape, &config, kv), (load, sizes), pass, &ends);
     let (first, read_bytes) = if ranks == 1 {
         of_rank(0, None)
     } else {
@@ -77,7 +77,7 @@ fn of_first(text: &str) -> impl Iterator<Item = &str> {
 fn run(
     (rank, ranks): (usize, usize),
     slot: Option<&NcclRankSlot>,
-    (shape, config): (Shape, &ModelConfig),
+    (shape, config, kv): (Shape, &ModelConfig, KvElement),
     (load, sizes): (Load, CudaSizes),
     pass: Pass,
     ends: &Barrier,
@@ -86,7 +86,7 @@ fn run(
     let shard = Shard::of(rank, ranks);
     let model = CudaModel::filled(&gpu, (config.clone(), shard), shape.dtype(), |_, _| Ok(()))
         .expect("address space");
-    let model = Arc::new(model);
+    let model = Arc::new(model.with_kv(kv));
     let drafts = pass == Pass::DraftStep;
     let spec = CudaLaneSpec { shares: vec![Share::whole(&gpu)], sizes, drafts, features: None };
     let mut backend = CudaBackend::new(model.clone(), &spec).expect("address space");
@@ -114,7 +114,7 @@ fn run(
         // A rank that goes is missed by the others.
         ends.wait();
     }
-    let kept = load.kv_bytes(config) / ranks as f64;
+    let kept = load.kv_bytes(config, kv) / ranks as f64;
     let rows = load.sequences * if drafts { 1 } else { load.rows };
     let idle = idle_bytes(config, shape.dtype(), rows as f64) / ranks as f64;
     (before, model.read_bytes() as f64 - idle + kept)
