@@ -94,14 +94,13 @@ template <u32 DIM> struct Eight {
     // Widens a stage that all threads see; all see what it becomes.
     static __device__ __forceinline__ const bf16 *tile(char *wide, char *stage) {
         bf16 *to = (bf16 *)wide;
-#pragma unroll 2
-        for (u32 i = threadIdx.x; i < SCALES / 16; i += THREADS) {
-            const uint4 codes = *(const uint4 *)(stage + i * 16);
-            uint4 *place = (uint4 *)(to + i / (DIM / 16) * ROW + i % (DIM / 16) * 16);
-            uint4 low, high;
-            low.x = pair<0>(codes.x), low.y = pair<2>(codes.x), low.z = pair<0>(codes.y), low.w = pair<2>(codes.y);
-            high.x = pair<0>(codes.z), high.y = pair<2>(codes.z), high.z = pair<0>(codes.w), high.w = pair<2>(codes.w);
-            place[0] = low, place[1] = high;
+        // A thread writes 16 bytes: those of neighbours lie side by side, in different banks.
+#pragma unroll 4
+        for (u32 i = threadIdx.x; i < SCALES / 8; i += THREADS) {
+            const uint2 codes = *(const uint2 *)(stage + i * 8);
+            uint4 wide;
+            wide.x = pair<0>(codes.x), wide.y = pair<2>(codes.x), wide.z = pair<0>(codes.y), wide.w = pair<2>(codes.y);
+            *(uint4 *)(to + i / (DIM / 8) * ROW + i % (DIM / 8) * 8) = wide;
         }
         __syncthreads();
         return to;

@@ -125,6 +125,7 @@ template <typename T, bool ADD> DEVICE void norm_row(const RmsNormArgs &a, u32 r
 // ---- keys and values
 // They lie block after block, head after head: BLOCK positions of a head, in f32 or bf16; or in FP8 (E4M3), codes, then for each position its scale, f32, by which the
 // largest of its numbers is 448. kernels/src/cuda/kv_element.rs has the same.
+static constexpr float FP8_LEAST = 1.5e-36f; // a head of smaller numbers is 0, and one with a number that is none, or infinite, is none
 DEVICE u64 fp8_page(u32 head_dim) { return BLOCK * (head_dim + 4); } // bytes
 // A number of at most 448 as E4M3, to nearest even: those below 2^-6 lie 2^-9 apart.
 DEVICE u32 fp8_of(float x) {
@@ -210,8 +211,9 @@ template <typename T> DEVICE void finish_head(const QkvArgs &a, u32 r, u32 head)
     }
     unsigned char *page = (unsigned char *)memory + at * fp8_page(a.head_dim), *to = page + slot * a.head_dim;
     largest = warp_max(largest);
-    const float by = largest > 0.0f ? 448.0f / largest : 0.0f;
-    if (lane() == 0) ((float *)(page + BLOCK * a.head_dim))[slot] = largest / 448.0f;
+    const bool some = largest > FP8_LEAST; // 448 over it is a number
+    const float by = some ? 448.0f / largest : 0.0f, scale = some ? largest / 448.0f : 0.0f;
+    if (lane() == 0) ((float *)(page + BLOCK * a.head_dim))[slot] = largest < infinity() ? scale : __uint_as_float(0x7fc00000u);
     for (u32 p = 0; p < PAIRS; p++) {
         const u32 i = lane() + p * WARP;
         if (i >= half) break;

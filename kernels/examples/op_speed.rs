@@ -65,6 +65,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
 
+    println!("\nattention of sequences whose KV is in no cache, bf16");
+    for heads in [(32, 4, 64), (32, 8, 128), (12, 12, 64)] {
+        for of in [(1, 1, 2048), (16, 1, 2048), (4, 4, 2048), (16, 1, 128)] {
+            sequences(&lane, heads, of, &values)?;
+        }
+    }
+
     println!("\n{:>20} {:>10}", "sampling", "us per row");
     let logits: Vec<f32> = values[..VOCABULARY].iter().map(|x| x * 10.0).collect();
     for (name, sampling) in [
@@ -158,6 +165,50 @@ fn one_sequence(
         seconds * 1e6,
         flop / seconds / 1e9,
         bytes / seconds / 1e9
+    );
+    Ok(())
+}
+
+/// The last rows of each of some sequences, layer after layer.
+fn sequences(
+    lane: &Lane,
+    (heads, kv_heads, head_dim): (usize, usize, usize),
+    (count, rows, context): (usize, usize, usize),
+    values: &[f32],
+) -> Result<(), Box<dyn std::error::Error>> {
+    const MEMORY: usize = 400 << 20;
+    let (each, token) = (context / 16 + 1, 4 * kv_heads * head_dim);
+    let layers = MEMORY.div_ceil(count * each * 16 * token).clamp(2, 64);
+    let shape = KvShape { layers, blocks: count * each, block_size: 16, kv_heads, head_dim };
+    let mut kv = KvCache::new(shape, Dtype::Bf16)?;
+    // Blocks of a sequence lie apart.
+    let table =
+        |sequence| (0..each).map(move |block| ((block * 7 % each) * count + sequence) as u32).collect();
+    let tables: Vec<Vec<u32>> = (0..count).map(table).collect();
+    let tables: Vec<&[u32]> = tables.iter().map(Vec::as_slice).collect();
+    let width = kv_heads * head_dim;
+    let k = Tensor::from_rows(width, &values[..context * width]);
+    let all: Vec<u32> = (0..context as u32).collect();
+    for (layer, sequence) in (0..layers).flat_map(|layer| (0..count).map(move |of| (layer, of as u32))) {
+        let pass = Rows { positions: &all, table_of: &vec![sequence; context], tables: &tables };
+        store_kv(lane, k.view(context), k.view(context), &mut kv, layer, pass);
+    }
+    let n = count * rows;
+    let positions: Vec<u32> = (0..n).map(|row| (context - rows + row % rows) as u32).collect();
+    let table_of: Vec<u32> = (0..n).map(|row| (row / rows) as u32).collect();
+    let pass = Rows { positions: &positions, table_of: &table_of, tables: &tables };
+    let q = Tensor::from_rows(heads * head_dim, &values[..n * heads * head_dim]);
+    let mut out = Tensor::zeros(n, heads * head_dim);
+    let attended =
+        AttentionShape { heads, scale: 0.125, soft_cap: None, window: None, first: 0, sinks: None };
+    let seconds = best(|| {
+        (0..layers).for_each(|layer| attention(lane, q.view(n), &kv, layer, pass, attended, out.view_mut(n)));
+    }) / layers as f64;
+    println!(
+        "{heads:>3} heads over {kv_heads:>2}, {head_dim:>3}: {count:>2} x {rows} rows at {context:>4}: {:>8.1} us {:>6.1} GFLOP/s {:>5.1} GB/s",
+        seconds * 1e6,
+        (4 * n * context * heads * head_dim) as f64 / seconds / 1e9,
+        (count * context * token) as f64 / seconds / 1e9
     );
     Ok(())
 }

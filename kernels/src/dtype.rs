@@ -10,11 +10,11 @@ pub enum Dtype {
     F32,
     /// The upper half of an f32.
     Bf16,
-    /// Whole numbers from -127 to 127 with a scale for each output and 32 inputs: weight matrices alone can be held so, see
-    /// [`Matrix`](crate::Matrix). On CPUs activations are quantised in the same way on their way into a product.
+    /// Whole numbers from -127 to 127 with a scale for each output and 32 inputs: weight matrices can be held so, see
+    /// [`Matrix`](crate::Matrix), and on CPUs keys and values, with a scale for each token and head. On CPUs activations are quantised in the same way on their way into a product.
     Int8,
-    /// Floating-point numbers of 8 bits (E4M3) with a scale for each output and 128 inputs: weight matrices on GPUs alone can be held so, see
-    /// [`EightBitRecords`](crate::EightBitRecords). Activations are bf16.
+    /// Floating-point numbers of 8 bits (E4M3) with a scale for each output and 128 inputs, on GPUs alone: weight matrices can be held so, see
+    /// [`EightBitRecords`](crate::EightBitRecords), and keys and values, with a scale for each token and head. Activations are bf16.
     Fp8,
     /// Whole numbers of 4 bits with a scale for each output and 32 inputs, in some matrices of GGUF files a minimum too: weight matrices
     /// alone can be held so, see [`Matrix`](crate::Matrix). On CPUs activations are quantised as for int8.

@@ -86,7 +86,7 @@ impl fmt::Display for Machine {
 /// Chooses. Asks the machine only if the config does not settle it.
 ///
 /// # Errors
-/// A GPU was named that cannot be used, or weights are of a kind that the CPU has not got; says what is missing.
+/// A GPU was named that cannot be used, or weights or KV are of a kind that the CPU has not got; says what is missing.
 pub fn choose(config: &Config) -> Result<Chosen, ConfigError> {
     choose_with(config, |ordinal| {
         let gpu = probe_one(ordinal)?;

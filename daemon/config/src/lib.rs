@@ -127,7 +127,7 @@ impl Config {
     /// Whether a pair can be held by the CPU as the config says; `why` it is not on GPUs is told with what is wrong.
     ///
     /// # Errors
-    /// Weights are of a kind that has no kernels there.
+    /// Weights or KV are of a kind that has no kernels there.
     pub fn fits_cpu(&self, why: Option<&str>) -> Result<(), ConfigError> {
         let weights = "int8, int4 or bf16";
         let keys = [

@@ -166,24 +166,27 @@ pub fn models(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let device = gpu.info().name.clone();
     let mut passes: Vec<KnownPass> = known_passes().filter(|known| known.ranks == 1).collect();
     // Each model is there once, and alone.
-    passes.sort_by_key(|known| (known.shape as usize, known.kv == KvElement::Fp8));
+    passes.sort_by_key(|known| known.shape as usize);
     if setting.small {
         passes.dedup_by_key(|known| (known.shape, known.deterministic, known.kv));
     }
-    let mut held: Option<((Shape, KvElement), Arc<CudaModel>)> = None;
+    let mut held: Option<(Shape, Arc<CudaModel>)> = None;
     for known in passes {
         if !setting.small && !fits(&gpu, &known)? {
             report.no_meaning(format!("{known}: it does not fit"));
             continue;
         }
         let model = match held.take() {
-            Some((of, model)) if of == (known.shape, known.kv) => model,
+            Some((shape, model)) if shape == known.shape => model,
             before => {
                 drop(before);
-                Arc::new(model_of(&gpu, known.shape, setting)?.with_kv(known.kv))
+                Arc::new(model_of(&gpu, known.shape, setting)?)
             }
         };
-        held = Some(((known.shape, known.kv), model.clone()));
+        held = Some((known.shape, model.clone()));
+        // The same weights, whatever KV is held in.
+        let layers = model.config().layers.len();
+        let model = Arc::new(model.first_layers(layers).with_kv(known.kv));
         let load = Load {
             sequences: setting.size(known.load.sequences, known.load.sequences.min(2)),
             rows: setting.size(known.load.rows, known.load.rows.min(3)),

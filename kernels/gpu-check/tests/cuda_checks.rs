@@ -116,7 +116,7 @@ fn kernels_run_where_a_block_has_99_kib() {
         assert_eq!(count(&all, Verdict::Right), all.len(), "{all:?}");
     });
     let Some(report) = report else { return };
-    for (kernel, runs) in [("128_64_two", true), ("128_64", false), ("64_64", true)] {
+    for (kernel, runs) in [("128_64_two", true), ("128_64", false), ("64_64", true), ("128_64_fp8", true)] {
         let ran = report.contains(&format!("runs of attention_mma_{kernel} "));
         assert_eq!(ran, runs, "{kernel}: {report}");
     }

@@ -156,14 +156,12 @@ trait KvPages<S: Simd>: Copy {
 
     fn values(&self) -> &[Self::Value];
 
-    /// Asks for the keys of the tile after this one: [`Item::ask_for_next`].
-    fn ask_for_keys(&self, s: S, item: &Item<'_>, tile: &Range<usize>, all: &Range<usize>);
-
-    /// Scores of all queries with the tile's keys, those beyond a row's position too: [`Item::soften`] drops them.
+    /// Scores of all queries with the tile's keys, those beyond a row's position too: [`Item::soften`] drops them. Asks for the keys of the next
+    /// tile.
     ///
     /// # Safety
     /// As for [`attend`].
-    unsafe fn score(&self, s: S, item: &Item<'_>, tile: &Range<usize>, state: &mut State<'_>);
+    unsafe fn score(&self, s: S, item: &Item<'_>, tile: &Range<usize>, next: &Next, state: &mut State<'_>);
 
     /// Makes of exponentials what values are multiplied by.
     fn weigh(&self, _s: S, _item: &Item<'_>, _tile: &Range<usize>, _state: &mut State<'_>) {}
@@ -203,14 +201,12 @@ impl<S: Simd, T: Stored, Q: Product<S, Weight = T>> KvPages<S> for Plain<'_, Q, 
     }
 
     #[inline(always)]
-    fn ask_for_keys(&self, s: S, item: &Item<'_>, tile: &Range<usize>, all: &Range<usize>) {
-        item.ask_for_next(s, self.k, item.kv.shape().head_dim, tile, all);
-    }
-
-    #[inline(always)]
-    unsafe fn score(&self, s: S, item: &Item<'_>, tile: &Range<usize>, state: &mut State<'_>) {
+    unsafe fn score(&self, s: S, item: &Item<'_>, tile: &Range<usize>, next: &Next, state: &mut State<'_>) {
+        if both_whole(tile, next).is_none() {
+            item.ask_for(s, self.k, item.kv.shape().head_dim, next);
+        }
         // SAFETY: the caller's promise.
-        unsafe { item.score::<S, Q>(s, self.k, tile, state) }
+        unsafe { item.score::<S, Q>(s, self.k, tile, next, state) }
     }
 }
 
@@ -227,6 +223,17 @@ struct Item<'a> {
     /// First row, and how many: all of one sequence.
     first: usize,
     count: usize,
+}
+
+/// The tile that a worker will probably do after one: which key head's, and its positions. After the last tile it is the first of the next head. Tiles lie
+/// apart, so the machine does not see by itself which comes: it is asked for. The line buffers of a core are few: what is asked for at once has to wait for
+/// memory, what is asked for line by line, beside the lines that are worked on, comes meanwhile.
+type Next = Option<(usize, Range<usize>)>;
+
+/// The next tile, if its lines can be asked for one by one beside those of this.
+#[inline(always)]
+fn both_whole<'n>(tile: &Range<usize>, next: &'n Next) -> Option<&'n (usize, Range<usize>)> {
+    next.as_ref().filter(|(_, next)| (tile.len(), next.len()) == (TILE, TILE))
 }
 
 /// State of the online softmax of all queries, in scratch.
@@ -268,14 +275,13 @@ unsafe fn attend<S: Simd, P: KvPages<S>>(s: S, item: &Item<'_>, pages: P, scratc
     let all = begin / TILE * TILE..end;
     for tile in all.clone().step_by(TILE) {
         let tile = tile..end.min(tile + TILE);
-        pages.ask_for_keys(s, item, &tile, &all);
+        let next = item.next_tile(&tile, &all);
         // SAFETY: the caller's promises.
         unsafe {
-            pages.score(s, item, &tile, &mut state);
-            item.ask_for_next(s, pages.values(), value_dim, &tile, &all);
+            pages.score(s, item, &tile, &next, &mut state);
             item.soften(s, &tile, &mut state);
             pages.weigh(s, item, &tile, &mut state);
-            item.add_values(s, pages.values(), &tile, &mut state);
+            item.add_values(s, pages.values(), &tile, &next, &mut state);
         }
     }
     for query in 0..queries {
@@ -326,11 +332,11 @@ impl Item<'_> {
         start - tile.start..span.end.min(tile.end).max(start) - tile.start
     }
 
-    /// Page of a position's block, and offset in it.
+    /// Page of a key head in a position's block, and offset in it.
     #[inline(always)]
-    fn page(&self, position: usize) -> (usize, usize) {
+    fn page(&self, head: usize, position: usize) -> (usize, usize) {
         let block_size = self.kv.shape().block_size;
-        (self.page_of(self.head, position / block_size), position % block_size)
+        (self.page_of(head, position / block_size), position % block_size)
     }
 
     /// Page of a key head, in a block of the sequence.
@@ -340,32 +346,23 @@ impl Item<'_> {
         self.kv.shape().page(self.layer, table[block], head)
     }
 
-    /// Asks for the pages of the tile after this one, `width` numbers for each position; after the last, for those of the first tile
-    /// of the next head, which the worker will probably do next. They lie apart, so the machine does not see by itself which comes.
-    /// `all` is from the start of the first tile.
+    /// Asks for all pages of the next tile at once, `width` numbers for each position.
     #[inline(always)]
-    fn ask_for_next<S: Simd, T>(
-        &self,
-        s: S,
-        pages: &[T],
-        width: usize,
-        tile: &Range<usize>,
-        all: &Range<usize>,
-    ) {
-        let Some((head, tile)) = self.next_tile(tile, all) else { return };
+    fn ask_for<S: Simd, T>(&self, s: S, pages: &[T], width: usize, next: &Next) {
+        let Some((head, tile)) = next else { return };
         let block_size = self.kv.shape().block_size;
         let page_len = block_size * width;
         for block in tile.start / block_size..tile.end.div_ceil(block_size) {
-            let page = pages.as_ptr().wrapping_add(self.page_of(head, block) * page_len).cast::<u8>();
+            let page = pages.as_ptr().wrapping_add(self.page_of(*head, block) * page_len).cast::<u8>();
             for line in (0..page_len * size_of::<T>()).step_by(64) {
                 s.prefetch(page.wrapping_add(line));
             }
         }
     }
 
-    /// Which head and positions come after a tile.
+    /// What comes after a tile; `all` is from the start of the first.
     #[inline(always)]
-    fn next_tile(&self, tile: &Range<usize>, all: &Range<usize>) -> Option<(usize, Range<usize>)> {
+    fn next_tile(&self, tile: &Range<usize>, all: &Range<usize>) -> Next {
         let (head, start) =
             if tile.end < all.end { (self.head, tile.end) } else { (self.head + 1, all.start) };
         (head < self.kv.shape().kv_heads).then(|| (head, start..all.end.min(start + TILE)))
@@ -393,43 +390,53 @@ impl Item<'_> {
         s: S,
         keys: &[Q::Weight],
         tile: &Range<usize>,
+        next: &Next,
         state: &mut State<'_>,
     ) {
         let kv = self.kv.shape();
         let (steps, page_len) = (kv.head_dim / Q::INPUTS, kv.head_dim * kv.block_size);
-        let page = |position| {
-            let (page, offset) = self.page(position);
+        let page = |head, position| {
+            let (page, offset) = self.page(head, position);
             keys[page * page_len..(page + 1) * page_len][offset * Q::INPUTS..].as_ptr()
         };
         if tile.len() == TILE {
             // Few queries are few chains of additions: more of them at once do not wait for each other.
-            let pages: [_; TILE / POSITIONS] = std::array::from_fn(|i| page(tile.start + i * POSITIONS));
+            let places = |head, start: usize| -> [_; TILE / POSITIONS] {
+                std::array::from_fn(|i| page(head, start + i * POSITIONS))
+            };
+            let pages = places(self.head, tile.start);
+            // The first queries go through the keys with all others behind them.
+            let asked = both_whole(tile, next).map(|(head, next)| places(*head, next.start));
             let mut query = 0;
             while query < state.queries {
+                let asked = asked.filter(|_| query == 0);
                 // SAFETY: pages hold `steps` steps of `POSITIONS` keys from their offset; the block size is a multiple of it.
                 query += unsafe {
                     match state.queries - query {
                         8.. if S::REGISTERS >= 32 => {
                             let [a, b, c, d] = pages;
-                            self.score_some::<S, Q, 8, 2, 1>(s, steps, [a, b], 0, query, state);
-                            self.score_some::<S, Q, 8, 2, 1>(s, steps, [c, d], 2 * POSITIONS, query, state)
+                            let halves = asked.map(|[a, b, c, d]| ([a, b], [c, d]));
+                            let (first, second) = halves.unzip();
+                            self.score_some::<S, Q, 8, 2, 1>(s, steps, ([a, b], first), 0, query, state);
+                            let at = 2 * POSITIONS;
+                            self.score_some::<S, Q, 8, 2, 1>(s, steps, ([c, d], second), at, query, state)
                         }
                         4.. if S::REGISTERS >= 32 => {
-                            self.score_some::<S, Q, 4, 4, 1>(s, steps, pages, 0, query, state)
+                            self.score_some::<S, Q, 4, 4, 1>(s, steps, (pages, asked), 0, query, state)
                         }
-                        2.. => self.score_some::<S, Q, 2, 4, 1>(s, steps, pages, 0, query, state),
+                        2.. => self.score_some::<S, Q, 2, 4, 1>(s, steps, (pages, asked), 0, query, state),
                         // Two vectors are a cache line of keys.
                         _ if S::LANES == 8 => {
-                            self.score_some::<S, Q, 1, 4, 2>(s, steps, pages, 0, query, state)
+                            self.score_some::<S, Q, 1, 4, 2>(s, steps, (pages, asked), 0, query, state)
                         }
-                        _ => self.score_some::<S, Q, 1, 4, 1>(s, steps, pages, 0, query, state),
+                        _ => self.score_some::<S, Q, 1, 4, 1>(s, steps, (pages, asked), 0, query, state),
                     }
                 };
             }
             return;
         }
         for position in tile.clone().step_by(POSITIONS) {
-            let (keys, at) = ([page(position)], position - tile.start);
+            let (keys, at) = (([page(self.head, position)], None), position - tile.start);
             let mut query = 0;
             while query < state.queries {
                 // SAFETY: as above.
@@ -447,7 +454,8 @@ impl Item<'_> {
         }
     }
 
-    /// `R` queries with [`POSITIONS`] keys of each of `P` pages, `V` vectors at once, the first of them at `at` in the tile; returns `R`.
+    /// `R` queries with [`POSITIONS`] keys of each of `P` pages, `V` vectors at once, the first of them at `at` in the tile; returns `R`. As many keys may be
+    /// asked for meanwhile.
     ///
     /// # Safety
     /// As for [`attend`]; `keys` are valid for `count` steps.
@@ -456,7 +464,7 @@ impl Item<'_> {
         &self,
         s: S,
         count: usize,
-        keys: [*const Q::Weight; P],
+        (keys, asked): ([*const Q::Weight; P], Option<[*const Q::Weight; P]>),
         at: usize,
         query: usize,
         state: &mut State<'_>,
@@ -467,7 +475,13 @@ impl Item<'_> {
         let mut first = 0;
         while first < POSITIONS {
             let weights = keys.map(|keys| keys.wrapping_add(first * Q::INPUTS));
-            let ask = Ask::NOTHING;
+            // A line has the keys of all positions.
+            let ask = match asked.filter(|_| first == 0) {
+                Some(asked) => {
+                    Ask { at: asked.map(<*const _>::cast), stride: panel_stride * size_of::<Q::Weight>() }
+                }
+                None => Ask::NOTHING,
+            };
             let steps = Steps { count, activations, place: 0, chunk_stride, weights, panel_stride, ask };
             // SAFETY: the caller's promise.
             let scores = unsafe { multiply::<S, Q, R, P, V>(s, steps) };
@@ -537,16 +551,22 @@ impl Item<'_> {
         s: S,
         values: &[T],
         tile: &Range<usize>,
+        next: &Next,
         state: &mut State<'_>,
     ) {
+        let value_dim = self.kv.shape().value_dim();
+        let seen_by_all = |queries| (0..queries).all(|query| self.seen(query, tile) == (0..TILE));
+        // Beside the first queries, if they go through the whole tile together, and lines begin where values do.
+        let first = first_queries::<S>(state.queries);
+        let whole_lines = (value_dim * size_of::<T>()).is_multiple_of(64);
+        let beside = both_whole(tile, next).filter(|_| whole_lines && seen_by_all(first));
+        if beside.is_none() {
+            self.ask_for(s, values, value_dim, next);
+        }
         let mut query = 0;
         while query < state.queries {
-            let count = match state.queries - query {
-                6.. if S::REGISTERS >= 32 => 6,
-                4.. => 4,
-                2.. => 2,
-                _ => 1,
-            };
+            let beside = beside.filter(|_| query == 0);
+            let count = first_queries::<S>(state.queries - query);
             let seen = |i| self.seen(query + i, tile);
             let start = (0..count).map(|i| seen(i).start).max().unwrap_or(0);
             let end = (0..count).map(|i| seen(i).end).min().unwrap_or(0);
@@ -554,20 +574,23 @@ impl Item<'_> {
             unsafe {
                 if count == 1 || start >= end {
                     for i in 0..count {
-                        self.add_range::<S, T, 1>(s, values, tile, seen(i), query + i, state);
+                        self.add_range::<S, T, 1>(s, values, (tile, beside), seen(i), query + i, state);
                     }
                 } else {
                     // What all see together; before and after it each alone, so that every query's order stays.
                     for i in 0..count {
-                        self.add_range::<S, T, 1>(s, values, tile, seen(i).start..start, query + i, state);
+                        let before = seen(i).start..start;
+                        self.add_range::<S, T, 1>(s, values, (tile, None), before, query + i, state);
                     }
+                    let (tiles, all) = ((tile, beside), start..end);
                     match count {
-                        6 => self.add_range::<S, T, 6>(s, values, tile, start..end, query, state),
-                        4 => self.add_range::<S, T, 4>(s, values, tile, start..end, query, state),
-                        _ => self.add_range::<S, T, 2>(s, values, tile, start..end, query, state),
+                        6 => self.add_range::<S, T, 6>(s, values, tiles, all, query, state),
+                        4 => self.add_range::<S, T, 4>(s, values, tiles, all, query, state),
+                        _ => self.add_range::<S, T, 2>(s, values, tiles, all, query, state),
                     }
                     for i in 0..count {
-                        self.add_range::<S, T, 1>(s, values, tile, end..seen(i).end, query + i, state);
+                        let behind = end..seen(i).end;
+                        self.add_range::<S, T, 1>(s, values, (tile, None), behind, query + i, state);
                     }
                 }
             }
@@ -575,7 +598,7 @@ impl Item<'_> {
         }
     }
 
-    /// `R` queries, positions `range` of the tile.
+    /// `R` queries, positions `range` of the tile; the same of another may be asked for meanwhile.
     ///
     /// # Safety
     /// As for [`attend`].
@@ -584,7 +607,7 @@ impl Item<'_> {
         &self,
         s: S,
         values: &[T],
-        tile: &Range<usize>,
+        (tile, asked): (&Range<usize>, Option<&(usize, Range<usize>)>),
         range: Range<usize>,
         query: usize,
         state: &mut State<'_>,
@@ -593,27 +616,37 @@ impl Item<'_> {
         let value_dim = kv.value_dim();
         let mut at = range.start;
         while at < range.end {
-            let (page, offset) = self.page(tile.start + at);
-            let run = (kv.block_size - offset).min(range.end - at);
+            let (page, offset) = self.page(self.head, tile.start + at);
+            // Blocks are as long in both tiles, but may begin elsewhere: where lines are asked for, a run ends with either.
+            let mut run = (kv.block_size - offset).min(range.end - at);
+            let mut asks = std::ptr::null();
+            if let Some((head, next)) = asked {
+                let (page, offset) = self.page(*head, next.start + at);
+                run = run.min(kv.block_size - offset);
+                asks = values.as_ptr().wrapping_add((page * kv.block_size + offset) * value_dim);
+            }
             let values = &values[(page * kv.block_size + offset) * value_dim..][..run * value_dim];
             let powers = &state.scores[query * TILE + at..];
             let mut dim = 0;
             while dim < value_dim {
                 let sums = &mut state.sums[query * value_dim + dim..];
                 let values = &values[dim..];
+                // Asked for where they begin.
+                let begins = !asks.is_null() && (dim * size_of::<T>()).is_multiple_of(64);
+                let asks = if begins { asks.wrapping_add(dim) } else { std::ptr::null() };
                 let left = (value_dim - dim) / S::LANES;
                 // Few queries are few chains of additions: more of them at once do not wait for each other.
                 // SAFETY: `run` values of `value_dim`, from `dim`, with so many vectors left of it.
                 dim += unsafe {
                     match left {
                         8.. if R == 1 && S::LANES < 16 => {
-                            add_some::<S, T, R, 8>(s, values, value_dim, powers, run, sums)
+                            add_some::<S, T, R, 8>(s, (values, asks), value_dim, powers, run, sums)
                         }
                         4.. if R <= 2 || S::REGISTERS >= 32 => {
-                            add_some::<S, T, R, 4>(s, values, value_dim, powers, run, sums)
+                            add_some::<S, T, R, 4>(s, (values, asks), value_dim, powers, run, sums)
                         }
-                        2.. => add_some::<S, T, R, 2>(s, values, value_dim, powers, run, sums),
-                        _ => add_some::<S, T, R, 1>(s, values, value_dim, powers, run, sums),
+                        2.. => add_some::<S, T, R, 2>(s, (values, asks), value_dim, powers, run, sums),
+                        _ => add_some::<S, T, R, 1>(s, (values, asks), value_dim, powers, run, sums),
                     }
                 };
             }
@@ -622,14 +655,25 @@ impl Item<'_> {
     }
 }
 
-/// Adds `run` values, `V` vectors of each, to the sums of `R` queries. Returns the elements done of each value.
+/// How many of so many queries go through the values together first.
+#[inline(always)]
+fn first_queries<S: Simd>(queries: usize) -> usize {
+    match queries {
+        6.. if S::REGISTERS >= 32 => 6,
+        4.. => 4,
+        2.. => 2,
+        _ => 1,
+    }
+}
+
+/// Adds `run` values, `V` vectors of each, to the sums of `R` queries; lines of others, if not null, are asked for beside theirs. Returns the elements done of each value.
 ///
 /// # Safety
 /// `values` and each query's `sums` hold that much at a stride of `value_dim`, `powers` at a stride of [`TILE`].
 #[inline(always)]
 unsafe fn add_some<S: Simd, T: Stored, const R: usize, const V: usize>(
     s: S,
-    values: &[T],
+    (values, asks): (&[T], *const T),
     value_dim: usize,
     powers: &[f32],
     run: usize,
@@ -646,6 +690,11 @@ unsafe fn add_some<S: Simd, T: Stored, const R: usize, const V: usize>(
             }
         }
         for i in 0..run {
+            if !asks.is_null() {
+                for line in (0..V * S::LANES * size_of::<T>()).step_by(64) {
+                    s.prefetch(asks.wrapping_add(i * value_dim).cast::<u8>().wrapping_add(line));
+                }
+            }
             let mut power = [s.splat(0.0); R];
             for (r, power) in power.iter_mut().enumerate() {
                 *power = s.splat(*powers.as_ptr().add(r * TILE + i));
@@ -751,12 +800,8 @@ impl<S: Simd> KvPages<S> for Int8Pages<'_> {
     }
 
     #[inline(always)]
-    fn ask_for_keys(&self, s: S, item: &Item<'_>, tile: &Range<usize>, all: &Range<usize>) {
-        item.ask_for_next(s, self.k, item.kv.shape().key_words(), tile, all);
-    }
-
-    #[inline(always)]
-    unsafe fn score(&self, s: S, item: &Item<'_>, tile: &Range<usize>, state: &mut State<'_>) {
+    unsafe fn score(&self, s: S, item: &Item<'_>, tile: &Range<usize>, next: &Next, state: &mut State<'_>) {
+        item.ask_for(s, self.k, item.kv.shape().key_words(), next);
         let mut query = 0;
         while query < state.queries {
             let left = state.queries - query;
@@ -778,7 +823,7 @@ impl<S: Simd> KvPages<S> for Int8Pages<'_> {
         let block_size = item.kv.shape().block_size;
         let mut scales = [0.0; TILE];
         for (to, position) in scales.chunks_exact_mut(POSITIONS).zip(tile.clone().step_by(POSITIONS)) {
-            let (page, offset) = item.page(position);
+            let (page, offset) = item.page(item.head, position);
             to.copy_from_slice(&self.v_scales[page * block_size + offset..][..POSITIONS]);
         }
         for powers in state.scores[..state.queries * TILE].chunks_exact_mut(TILE) {
@@ -808,7 +853,8 @@ impl Int8Pages<'_> {
         let numbers = words * words_of_four::<S>();
         let queries = &state.q[query * (numbers + BESIDE)..(query + R) * (numbers + BESIDE)];
         for start in tile.clone().step_by(P * POSITIONS) {
-            let places: [(usize, usize); P] = std::array::from_fn(|p| item.page(start + p * POSITIONS));
+            let places: [(usize, usize); P] =
+                std::array::from_fn(|p| item.page(item.head, start + p * POSITIONS));
             for first in (0..POSITIONS).step_by(S::LANES) {
                 let keys = places.map(|(page, offset)| {
                     self.k[page * words * block_size..(page + 1) * words * block_size][offset + first..]

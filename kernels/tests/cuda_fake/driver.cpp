@@ -3,8 +3,8 @@
 // by the names of all.
 //
 // Streams are lazy: an order runs when its stream is waited for, or one at a time when it is asked whether it is done. Copies read
-// pinned memory when they run, not when they are asked for. Device memory ends where a page does, and lies between pages that nothing
-// may touch, so that a kernel stops that reads beside it; what is left of its own pages is looked at when it is freed. A stream that captures
+// pinned memory when they run, not when they are asked for. Device memory ends within 256 bytes of a page's end, and lies between pages that nothing
+// may touch, so that a kernel stops that reads far beside it; what is left of its own pages is looked at when it is freed. A stream that captures
 // keeps what it is asked for in a graph; launching that asks for all of it again, on a stream of the same SMs. A stream that waits for an event has the event's stream
 // run up to it; nothing else orders streams. Every GPU has streams and
 // memory of its own, and a thread must be bound to the one that it asks.
@@ -179,9 +179,12 @@ inline void look_at_margins(const Block &block) {
 }
 // The kernel that runs, for whoever asks why the process ended.
 static char running[64];
+static struct sigaction before;
 inline void say_what_ran(int) {
-    const char words[] = "fake driver: memory that nobody may touch, last kernel: ";
+    const char words[] = "fake driver: SIGSEGV, the last kernel was ";
     (void)!write(2, words, sizeof words - 1), (void)!write(2, running, strlen(running)), (void)!write(2, "\n", 1);
+    // The fault comes again, and finds whoever was there first.
+    sigaction(SIGSEGV, &before, nullptr);
 }
 // What cannot be captured breaks the graph of the thread, as at the real driver.
 inline bool breaks() {
@@ -233,10 +236,12 @@ int cuInit(unsigned) {
     LOCKED;
     const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     fake::connections = connections ? connections : "unset";
-    // Once; then the fault comes again, and ends the process.
-    struct sigaction action = {};
-    action.sa_handler = fake::say_what_ran, action.sa_flags = SA_RESETHAND | SA_ONSTACK;
-    sigaction(SIGSEGV, &action, nullptr);
+    static bool listens;
+    if (!listens) {
+        struct sigaction action = {};
+        action.sa_handler = fake::say_what_ran, action.sa_flags = SA_ONSTACK;
+        listens = !sigaction(SIGSEGV, &action, &fake::before);
+    }
     return fake::number("FASER_FAKE_INIT", 0);
 }
 int cuDeviceGetCount(int *count) { *count = fake::device_count(); return 0; }

@@ -337,13 +337,22 @@ fn fits(gpu: &Gpu, config: &ModelConfig, element: Element) -> Result<(), CudaErr
     if vocab > 1 << 19 {
         return unfit(format!("a vocabulary of {vocab} tokens has no sampler on a GPU: at most {}", 1 << 19));
     }
-    let most = gpu.info().block_shared_bytes;
-    if AttentionArgs::stages(element, KvElement::Element(element), dim, most).is_none() {
-        let name = &gpu.info().name;
-        return unfit(format!(
-            "attention over heads of {dim} needs more shared memory for a block than the {most} bytes that {name} has: use another GPU or \
-             the CPU"
-        ));
+    attention_fits(gpu, (element, KvElement::Element(element)), config.head_dim)
+}
+
+/// Refuses heads that a block has no room for.
+pub(super) fn attention_fits(
+    gpu: &Gpu,
+    (element, kv): (Element, KvElement),
+    head_dim: usize,
+) -> Result<(), CudaError> {
+    let (most, name) = (gpu.info().block_shared_bytes, &gpu.info().name);
+    if AttentionArgs::stages(element, kv, head_dim as u32, most).is_some() {
+        return Ok(());
     }
-    Ok(())
+    Err(CudaError::Unfit(format!(
+        "attention over heads of {head_dim} with KV in {} needs more shared memory for a block than the {most} bytes that {name} has: use \
+         another GPU or the CPU",
+        kv.dtype()
+    )))
 }

@@ -27,6 +27,7 @@ use faser_kernels::{BlockId, Rows};
 use super::CudaModel;
 use super::along::StepsAlong;
 use super::buffers::{CudaSizes, GroupBuffers, PenaltyTables, SamplerBuffers, StepBuffers, width};
+use super::cuda_model::attention_fits;
 use super::expert_buffers::ExpertBuffers;
 use super::feature_buffers::{FeatureWriter, HeadBuffers};
 use super::recently_used::RecentlyUsed;
@@ -152,6 +153,7 @@ impl CudaPasses {
         if sizes.deterministic && model.element == Element::Bf16 {
             has_own_products(own, rows)?;
         }
+        attention_fits(&gpu, (model.element, model.kv), own.head_dim)?;
         let of_head = if config.head.is_some() { sizes.head_input_bytes() } else { 0 };
         let f32 = size_of::<f32>();
         let activations = |count: usize, each: usize| DeviceBuffer::zeroed(&gpu, count * each, "activations");

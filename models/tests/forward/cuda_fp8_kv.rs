@@ -31,16 +31,17 @@ fn loaded(gpu: &Arc<Gpu>, source: &WeightSource, dtype: Dtype) -> Arc<CudaModel>
     Arc::new(model.with_kv(KvElement::Fp8))
 }
 
-/// RMS of the difference, as a share of the RMS of what is right, in the row in the middle: where two experts are nearly level, rounding chooses.
-fn distance(found: &[f32], right: &[f32], vocab: usize) -> f32 {
+/// RMS of the difference, as a share of the RMS of what is right, in the row in the middle, and in the worst: where two experts are nearly level, rounding chooses.
+fn distance(found: &[f32], right: &[f32], vocab: usize) -> [f32; 2] {
     let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| x * x).sum::<f32>();
     let of_row = |(found, right): (&[f32], &[f32])| {
         let error = squares(&mut found.iter().zip(right).map(|(a, b)| a - b));
         (error / squares(&mut right.iter().copied())).sqrt()
     };
     let mut rows: Vec<f32> = found.chunks(vocab).zip(right.chunks(vocab)).map(of_row).collect();
+    assert!(rows.iter().all(|off| off.is_finite()), "{rows:?}");
     rows.sort_by(f32::total_cmp);
-    rows[rows.len() / 2]
+    [rows[rows.len() / 2], rows[rows.len() - 1]]
 }
 
 #[test]
@@ -56,11 +57,12 @@ fn every_family_is_near_f32() {
             let cpu = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap();
             let expected = on_cpu(&cpu).unwrap();
             for dtype in [Dtype::F32, Dtype::Bf16] {
-                let off =
-                    distance(&on_gpu(&loaded(&gpu, &source, dtype), false), &expected, cpu.config().vocab);
-                println!("{case} in {dtype}: {off}");
+                let found = on_gpu(&loaded(&gpu, &source, dtype), false);
+                let [off, worst] = distance(&found, &expected, cpu.config().vocab);
+                println!("{case} in {dtype}: {off}, at most {worst}");
                 // A code is off by up to 6 %, in heads of 8 elements; without training nothing makes that small.
                 assert!(off > 1e-4 && off < 0.15, "{case} in {dtype}: {off}");
+                assert!(worst < 0.6 || cpu.config().experts().is_some(), "{case} in {dtype}: {worst}");
             }
         }
     });

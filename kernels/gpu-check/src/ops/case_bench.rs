@@ -192,7 +192,7 @@ fn fp8_pages(numbers: &[f32], head_dim: usize) -> Vec<u32> {
             let finite = token.iter().all(|x| x.is_finite());
             let largest = token.iter().fold(0f32, |most, x| most.max(x.abs()));
             codes.extend(token.iter().map(|x| if finite { fp8_of(*x, largest) } else { 0x7F }));
-            scales.push(if finite { (largest / 448.0).to_bits() } else { f32::NAN.to_bits() });
+            scales.push(if finite { scale_of(largest).to_bits() } else { f32::NAN.to_bits() });
         }
         words.extend(codes.chunks(4).map(|four| u32::from_le_bytes(four.try_into().expect("16 tokens"))));
         words.extend(scales);
@@ -200,14 +200,21 @@ fn fp8_pages(numbers: &[f32], head_dim: usize) -> Vec<u32> {
     words
 }
 
+/// Heads of smaller numbers are 0.
+const FP8_LEAST: f32 = 1.5e-36;
+
 fn fp8_of(x: f32, largest: f32) -> u8 {
-    if largest > 0.0 { to_e4m3(x * (448.0 / largest)) } else { 0 }
+    if largest > FP8_LEAST { to_e4m3(x * (448.0 / largest)) } else { 0 }
+}
+
+fn scale_of(largest: f32) -> f32 {
+    if largest > FP8_LEAST { largest / 448.0 } else { 0.0 }
 }
 
 /// What a token's number is in FP8, where the largest of its head is so large.
 #[must_use]
 pub fn in_fp8(x: f32, largest: f32) -> f32 {
-    of_e4m3(fp8_of(x, largest)) * (largest / 448.0)
+    of_e4m3(fp8_of(x, largest)) * scale_of(largest)
 }
 
 /// Elements of either type, filled from f32 and read as f32.

@@ -327,6 +327,7 @@ struct Heads {
 }
 
 pub(super) fn qkv_is_bias_norm_rotation_and_store(bench: &Bench<'_>) {
+    bench.orders().for_each(|order| heads_of_fp8_that_are_nothing(bench, order));
     let shapes = [
         Heads { heads: 4, kv_heads: 2, head_dim: 64, bias: true, norm: true, turned: true },
         Heads { heads: 3, kv_heads: 3, head_dim: 36, bias: false, norm: true, turned: false },
@@ -442,6 +443,68 @@ fn one_qkv(bench: &Bench<'_>, (element, held): (Element, KvElement), order: i32,
             "{what}: another slot was written"
         );
     }
+}
+
+/// Values in FP8 of one row: what no code is for must not pass for a number.
+fn heads_of_fp8_that_are_nothing(bench: &Bench<'_>, order: i32) {
+    const DIM: usize = 32;
+    let head = |first: f32| {
+        let mut head = vec![0.0; DIM];
+        head[5] = first;
+        head
+    };
+    let cases = [
+        (head(0.0), Some(0.0)),
+        (head(1e-37), Some(0.0)),
+        (head(-3.0), Some(-3.0)),
+        (head(f32::MAX), Some(f32::MAX)),
+        (head(f32::NAN), None),
+        (head(f32::NEG_INFINITY), None),
+    ];
+    let kv_heads = cases.len();
+    // One head of queries, and keys that are nothing special.
+    let mut row = vec![0.5; (1 + kv_heads) * DIM];
+    cases.iter().for_each(|(head, _)| row.extend(head));
+    let cache = vec![UNSET; kv_heads * BLOCK_SIZE * DIM];
+    let [keys, values] = [(); 2].map(|()| bench.kept(KvElement::Fp8, DIM, &cache));
+    let args = QkvArgs {
+        qkv: bench.floats(&row).ptr(),
+        bias: Ptr::NULL,
+        q_norm: Ptr::NULL,
+        k_norm: Ptr::NULL,
+        cos_sin: Ptr::NULL,
+        positions: bench.lasting(&[3u32]),
+        chunk_of: bench.lasting(&[0u32]),
+        tables: bench.lasting(&[0u32]),
+        keys: keys.ptr(),
+        values: values.ptr(),
+        rows: bench.count(1),
+        heads: 1,
+        kv_heads: kv_heads as u32,
+        head_dim: DIM as u32,
+        table_stride: 1,
+        eps: 1e-6,
+        fp8: 1,
+    };
+    bench.run(&args.launch(Element::Bf16, 1, 1), order);
+    let found = values.read();
+    for (at, (head, expected)) in cases.iter().enumerate() {
+        let found = &found[(at * BLOCK_SIZE + 3) * DIM..][..DIM];
+        match expected {
+            Some(expected) => {
+                close(
+                    found[5],
+                    f64::from(*expected),
+                    f64::from(expected.abs()),
+                    1e-6,
+                    "the largest of a head",
+                );
+                assert!(found.iter().enumerate().all(|(i, x)| i == 5 || *x == 0.0), "{head:?}: {found:?}");
+            }
+            None => assert!(found.iter().all(|x| x.is_nan()), "{head:?}: {found:?}"),
+        }
+    }
+    assert!(keys.read()[3 * DIM..4 * DIM].iter().all(|x| *x == 0.5));
 }
 
 /// Cosines and sines of a position: what the rotation makes of (1, 0) in each pair.

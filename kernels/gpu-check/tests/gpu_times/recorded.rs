@@ -319,7 +319,8 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
             let dim = args.at(offset_of!(QkvArgs, head_dim));
             let heads = args.at(offset_of!(QkvArgs, heads));
             let kv_heads = args.at(offset_of!(QkvArgs, kv_heads));
-            moves(all, F32 * (heads + 2.0 * kv_heads) * dim, (F32 * heads + HELD * 2.0 * kv_heads) * dim)
+            let held = if args.at(offset_of!(QkvArgs, fp8)) > 0.0 { 1.0 + F32 / dim } else { HELD };
+            moves(all, F32 * (heads + 2.0 * kv_heads) * dim, (F32 * heads + held * 2.0 * kv_heads) * dim)
         }
         _ if kernel.starts_with("attention_") => {
             let [dim, heads, kv_heads, split, splits] = [
