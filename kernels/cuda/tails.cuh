@@ -125,7 +125,7 @@ template <typename T, bool ADD> DEVICE void norm_row(const RmsNormArgs &a, u32 r
 // ---- keys and values
 // They lie block after block, head after head: BLOCK positions of a head, in f32 or bf16; or in FP8 (E4M3), codes, then for each position its scale, f32, by which the
 // largest of its numbers is 448. kernels/src/cuda/kv_element.rs has the same.
-static constexpr float FP8_LEAST = 1.5e-36f; // a head of smaller numbers is 0, and one with a number that is none, or infinite, is none
+static constexpr float FP8_LEAST = 1.5e-36f; // a head of smaller numbers is 0, and one with a number that is NaN or infinite is NaN
 DEVICE u64 fp8_page(u32 head_dim) { return BLOCK * (head_dim + 4); } // bytes
 // A number of at most 448 as E4M3, to nearest even: those below 2^-6 lie 2^-9 apart.
 DEVICE u32 fp8_of(float x) {

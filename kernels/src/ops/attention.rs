@@ -225,9 +225,9 @@ struct Item<'a> {
     count: usize,
 }
 
-/// The tile that a worker will probably do after one: which key head's, and its positions. After the last tile it is the first of the next head. Tiles lie
-/// apart, so the machine does not see by itself which comes: it is asked for. The line buffers of a core are few: what is asked for at once has to wait for
-/// memory, what is asked for line by line, beside the lines that are worked on, comes meanwhile.
+/// The tile that comes after one: which key head's, and its positions. After the last tile it is the first of the next head, which a worker does next unless
+/// its item has another sequence. Tiles lie apart, so the machine does not see by itself which comes: it is asked for. The line buffers of a core are few: what
+/// is asked for at once has to wait for memory, what is asked for line by line, beside the lines that are worked on, comes meanwhile.
 type Next = Option<(usize, Range<usize>)>;
 
 /// The next tile, if its lines can be asked for one by one beside those of this.
@@ -276,12 +276,16 @@ unsafe fn attend<S: Simd, P: KvPages<S>>(s: S, item: &Item<'_>, pages: P, scratc
     for tile in all.clone().step_by(TILE) {
         let tile = tile..end.min(tile + TILE);
         let next = item.next_tile(&tile, &all);
+        let beside = item.values_beside::<S, P::Value>(&tile, &next);
         // SAFETY: the caller's promises.
         unsafe {
             pages.score(s, item, &tile, &next, &mut state);
+            if beside.is_none() {
+                item.ask_for(s, pages.values(), value_dim, &next);
+            }
             item.soften(s, &tile, &mut state);
             pages.weigh(s, item, &tile, &mut state);
-            item.add_values(s, pages.values(), &tile, &next, &mut state);
+            item.add_values(s, pages.values(), (&tile, beside), &mut state);
         }
     }
     for query in 0..queries {
@@ -541,7 +545,21 @@ impl Item<'_> {
         }
     }
 
-    /// Adds the tile's values, weighted by the exponentials, position after position.
+    /// The next tile, if its values can be asked for line by line: beside the first queries, if they go through the whole tile together, and lines begin where
+    /// values do.
+    #[inline(always)]
+    fn values_beside<'n, S: Simd, T>(
+        &self,
+        tile: &Range<usize>,
+        next: &'n Next,
+    ) -> Option<&'n (usize, Range<usize>)> {
+        let whole_lines = (self.kv.shape().value_dim() * size_of::<T>()).is_multiple_of(64);
+        let mut first = 0..first_queries::<S>(self.count * self.group());
+        both_whole(tile, next)
+            .filter(|_| whole_lines && first.all(|query| self.seen(query, tile) == (0..TILE)))
+    }
+
+    /// Adds the tile's values, weighted by the exponentials, position after position; those of the next may be asked for meanwhile.
     ///
     /// # Safety
     /// As for [`attend`].
@@ -550,19 +568,9 @@ impl Item<'_> {
         &self,
         s: S,
         values: &[T],
-        tile: &Range<usize>,
-        next: &Next,
+        (tile, beside): (&Range<usize>, Option<&(usize, Range<usize>)>),
         state: &mut State<'_>,
     ) {
-        let value_dim = self.kv.shape().value_dim();
-        let seen_by_all = |queries| (0..queries).all(|query| self.seen(query, tile) == (0..TILE));
-        // Beside the first queries, if they go through the whole tile together, and lines begin where values do.
-        let first = first_queries::<S>(state.queries);
-        let whole_lines = (value_dim * size_of::<T>()).is_multiple_of(64);
-        let beside = both_whole(tile, next).filter(|_| whole_lines && seen_by_all(first));
-        if beside.is_none() {
-            self.ask_for(s, values, value_dim, next);
-        }
         let mut query = 0;
         while query < state.queries {
             let beside = beside.filter(|_| query == 0);
@@ -801,6 +809,7 @@ impl<S: Simd> KvPages<S> for Int8Pages<'_> {
 
     #[inline(always)]
     unsafe fn score(&self, s: S, item: &Item<'_>, tile: &Range<usize>, next: &Next, state: &mut State<'_>) {
+        // Words of four elements have other rows than `Ask` goes by.
         item.ask_for(s, self.k, item.kv.shape().key_words(), next);
         let mut query = 0;
         while query < state.queries {
@@ -921,42 +930,96 @@ mod tests {
     use crate::simd::asked;
     use crate::{Dtype, Isa, Partition, Tensor};
 
+    /// Where a cache has its keys and its values, and bytes of a number of each.
+    fn starts(kv: &KvCache) -> [(usize, usize); 2] {
+        match kv.pages() {
+            Pages::F32 { k, v } => [(k.as_ptr().addr(), 4), (v.as_ptr().addr(), 4)],
+            Pages::Bf16 { k, v } => [(k.as_ptr().addr(), 2), (v.as_ptr().addr(), 2)],
+            Pages::Int8 { k, v, .. } => [(k.as_ptr().addr(), 4), (v.as_ptr().addr(), 1)],
+        }
+    }
+
+    /// What is asked for by a row at the last of 291 positions: line by line beside a whole tile, if the next one is whole too, else whole pages.
+    fn expected(kv: &KvCache, window: Option<usize>, table: &[u32]) -> Vec<usize> {
+        const SEEN: usize = 291;
+        let (shape, [(keys, key_bytes), (values, value_bytes)]) = (*kv.shape(), starts(kv));
+        let (block_size, int8) = (shape.block_size, kv.dtype() == Dtype::Int8);
+        let key_width = if int8 { shape.key_words() } else { shape.head_dim };
+        let row_bytes = shape.value_dim() * value_bytes;
+        let begin = SEEN - window.unwrap_or(SEEN);
+        let tiles: Vec<Range<usize>> =
+            (begin / TILE * TILE..SEEN).step_by(TILE).map(|start| start..SEEN.min(start + TILE)).collect();
+        let all = (0..shape.kv_heads).flat_map(|head| tiles.iter().map(move |tile| (head, tile.clone())));
+        let all: Vec<(usize, Range<usize>)> = all.collect();
+        let mut lines = Vec::new();
+        for pair in all.windows(2) {
+            let [(_, tile), (head, next)] = pair else { unreachable!("two") };
+            let page = |position: usize| shape.page(1, table[position / block_size], *head);
+            let mut pages = |start: usize, bytes: usize| {
+                for block in next.start / block_size..next.end.div_ceil(block_size) {
+                    let page = start + page(block * block_size) * bytes;
+                    lines.extend((page..page + bytes).step_by(64));
+                }
+            };
+            let both_whole = tile.len() == TILE && next.len() == TILE;
+            let (keys_beside, values_beside) =
+                (both_whole && !int8, both_whole && tile.start >= begin && row_bytes % 64 == 0);
+            if !keys_beside {
+                pages(keys, block_size * key_width * key_bytes);
+            }
+            if !values_beside {
+                pages(values, block_size * row_bytes);
+            }
+            if keys_beside {
+                // A line has 16 positions of a pair of elements, or of one of f32.
+                let rows = key_width * key_bytes / 4;
+                for position in next.clone().step_by(POSITIONS) {
+                    let page = keys + page(position) * block_size * key_width * key_bytes;
+                    let at = page + position % block_size * 4;
+                    lines.extend((0..rows).map(|row| at + row * block_size * 4));
+                }
+            }
+            if values_beside {
+                for position in next.clone() {
+                    let at = values + (page(position) * block_size + position % block_size) * row_bytes;
+                    lines.extend((at..at + row_bytes).step_by(64));
+                }
+            }
+        }
+        lines.sort_unstable();
+        lines
+    }
+
     #[test]
-    fn the_pages_that_come_next_are_asked_for_and_no_others() {
-        // Values are padded to 32.
-        let shape = KvShape { layers: 2, blocks: 12, block_size: 16, kv_heads: 2, head_dim: 20 };
-        let lane = Lane::new(&Partition { cores: vec![0] }, Isa::Portable).unwrap();
-        let table = [11, 3, 7, 0, 5, 9, 2, 10, 4];
-        let rows = Rows { positions: &[129], table_of: &[0], tables: &[&table] };
-        for (window, first_tile) in [(None, 0), (Some(40), 64)] {
-            for dtype in [Dtype::F32, Dtype::Bf16] {
-                let kv = KvCache::new(shape, dtype).unwrap();
-                let (q, mut out) = (Tensor::zeros(1, 80), Tensor::zeros(1, 80));
+    fn the_lines_that_come_next_are_asked_for_once_and_no_others() {
+        let mut cases = Vec::new();
+        for isa in Isa::available() {
+            for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Int8] {
+                for group in [1, 2, 5, 9] {
+                    for (block_size, head_dim) in [(16, 20), (16, 64), (48, 64), (256, 64), (16, 80)] {
+                        cases.push((isa, dtype, group, block_size, head_dim));
+                    }
+                }
+            }
+        }
+        for (isa, dtype, group, block_size, head_dim) in cases {
+            let lane = Lane::new(&Partition { cores: vec![0] }, isa).unwrap();
+            let shape = KvShape { layers: 2, blocks: 20, block_size, kv_heads: 2, head_dim };
+            let kv = KvCache::new(shape, dtype).unwrap();
+            let table: Vec<u32> = (0..20).map(|block| block * 7 % 20).collect();
+            let rows = Rows { positions: &[290], table_of: &[0], tables: &[&table] };
+            let heads = 2 * group;
+            let (q, mut out) = (Tensor::zeros(1, heads * head_dim), Tensor::zeros(1, heads * head_dim));
+            // The second window begins inside a tile that another whole one follows.
+            for window in [None, Some(150), Some(40)] {
                 let attended =
-                    AttentionShape { heads: 4, scale: 1.0, soft_cap: None, window, first: 0, sinks: None };
+                    AttentionShape { heads, scale: 1.0, soft_cap: None, window, first: 0, sinks: None };
                 let mut found = asked::during(|| {
                     attention(&lane, q.view(1), &kv, 1, rows, attended, out.view_mut(1));
                 });
-                let (keys, values) = match kv.pages() {
-                    Pages::F32 { k, v } => (k.as_ptr().addr(), v.as_ptr().addr()),
-                    Pages::Bf16 { k, v } => (k.as_ptr().addr(), v.as_ptr().addr()),
-                    Pages::Int8 { .. } => unreachable!("not asked for"),
-                };
-                let mut expected = Vec::new();
-                for head in 0..2 {
-                    // Nobody asks for the very first tile.
-                    let first = if head == 0 { first_tile + TILE } else { first_tile };
-                    for block in &table[first / 16..] {
-                        let page = shape.page(1, *block, head);
-                        for (start, width) in [(keys, 20), (values, 32)] {
-                            let bytes = 16 * width * dtype.bytes();
-                            expected.extend((0..bytes).step_by(64).map(|line| start + page * bytes + line));
-                        }
-                    }
-                }
                 found.sort_unstable();
-                expected.sort_unstable();
-                assert_eq!(found, expected, "{dtype}, window {window:?}");
+                let what = format!("{isa} {dtype} {group} {block_size} {head_dim} {window:?}");
+                assert!(found == expected(&kv, window, &table), "{what}");
             }
         }
     }

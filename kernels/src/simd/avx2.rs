@@ -100,6 +100,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     fn prefetch<T>(self, at: *const T) {
+        #[cfg(test)]
+        super::asked::note(at.addr());
         // SAFETY: the token proves the features.
         unsafe {
             _mm_prefetch::<_MM_HINT_T0>(at.cast());

@@ -105,6 +105,8 @@ impl<const BF16: bool, const VNNI: bool, const TILES: bool> Simd for Avx512<BF16
 
     #[inline(always)]
     fn prefetch<T>(self, at: *const T) {
+        #[cfg(test)]
+        super::asked::note(at.addr());
         // SAFETY: the token proves the features.
         unsafe {
             _mm_prefetch::<_MM_HINT_T0>(at.cast());

@@ -93,6 +93,8 @@ impl<const SDOT: bool> Simd for Neon<SDOT> {
 
     #[inline(always)]
     fn prefetch<T>(self, at: *const T) {
+        #[cfg(test)]
+        super::asked::note(at.addr());
         // SAFETY: a hint; no address is wrong.
         unsafe { asm!("prfm pldl1keep, [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
     }
