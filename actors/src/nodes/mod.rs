@@ -29,8 +29,6 @@ use faser_kernels::{Dtype, Isa};
 use faser_models::{Model, ModelConfig, Shard};
 use serde::{Deserialize, Serialize};
 
-use crate::device::ModelFacts;
-
 pub use follower::{NodeControl, NodeError, NodeSpec, NodeState, follow};
 pub(crate) use follower::{RunLane, SessionLanes};
 
@@ -85,11 +83,16 @@ impl NodeFacts {
         NodeFacts { on_gpus: false, ..NodeFacts::new(held, model.shard(), weights, isa.to_string()) }
     }
 
-    /// The same on a GPU such as this.
-    pub fn on_gpu(target: &ModelFacts, shard: Shard, weights: &str, gpu: &GpuInfo) -> NodeFacts {
+    /// The same on a GPU such as this, of a model whose matrices are held in the first of these dtypes, and its KV in the second.
+    pub fn on_gpu(
+        held: (&ModelConfig, Dtype, Dtype),
+        shard: Shard,
+        weights: &str,
+        gpu: &GpuInfo,
+    ) -> NodeFacts {
         let (major, minor) = gpu.capability;
         let kernels = format!("{} (compute capability {major}.{minor})", gpu.name);
-        NodeFacts::new((&target.config, target.dtype, target.kv_dtype), shard, weights, kernels)
+        NodeFacts::new(held, shard, weights, kernels)
     }
 
     fn new(

@@ -233,7 +233,8 @@ pub(crate) fn of_node(device: DeviceSpec, shard: Shard, digest: &str) -> (NodeFa
         }
         DeviceSpec::Cuda(CudaSpec { ranks: devices, .. }) => {
             let CudaSource { target, info, .. } = devices[0].source();
-            let facts = NodeFacts::on_gpu(target, shard, digest, info);
+            let held = (&target.config, target.dtype, target.kv_dtype);
+            let facts = NodeFacts::on_gpu(held, shard, digest, info);
             (facts, NodeTarget::Cuda { devices, shard })
         }
     }
@@ -344,7 +345,8 @@ fn on_gpus(
             })
         });
         let rank_deadline = config.device.rank_deadline;
-        let on_gpu = |digest: &str| NodeFacts::on_gpu(&of_target, first_shard, digest, first);
+        let held = (&of_target.config, of_target.dtype, of_target.kv_dtype);
+        let on_gpu = |digest: &str| NodeFacts::on_gpu(held, first_shard, digest, first);
         let nodes = joined(config, on_gpu)?;
         let own_ranks = config.node.as_ref().map(|node| node.place.ranks(first_shard.ranks));
         let mut spec =
