@@ -110,6 +110,9 @@ pub struct ServeArgs {
     /// How speculative lengths are chosen, instead of speculation.policy.
     #[arg(long, long_help = format!("How speculative lengths are chosen, instead of speculation.policy: {}", Policy::FORMS))]
     pub policy: Option<String>,
+    /// Share of a GPU's memory for weights, KV and buffers together, 0.05 to 1, instead of device.gpu_memory_utilization.
+    #[arg(long, value_name = "SHARE")]
+    pub gpu_memory_utilization: Option<f64>,
     /// Measure what passes cost anew, also if an earlier start has cached it; for policies that need to know it.
     #[arg(long)]
     pub profile: bool,
@@ -183,9 +186,12 @@ impl ServeArgs {
         let flag = |key, flag, value: &Option<String>| Some((key, flag, Value::from(value.as_deref()?)));
         let listen = flag("server.listen", "--listen", &self.listen);
         let policy = flag("speculation.policy", "--policy", &self.policy);
+        let share = self
+            .gpu_memory_utilization
+            .map(|share| ("device.gpu_memory_utilization", "--gpu-memory-utilization", Value::from(share)));
         ConfigSource {
             file: self.config.clone(),
-            flags: self.pair.flags().into_iter().chain(listen).chain(policy).collect(),
+            flags: self.pair.flags().into_iter().chain(listen).chain(policy).chain(share).collect(),
         }
     }
 
@@ -217,13 +223,16 @@ mod tests {
     #[test]
     fn flags_are_laid_over_the_config_and_named_in_errors() {
         let Command::Serve(args) =
-            parse("faser serve --listen 127.0.0.1:9 --policy fixed:2").unwrap().command
+            parse("faser serve --listen 127.0.0.1:9 --policy fixed:2 --gpu-memory-utilization 0.4")
+                .unwrap()
+                .command
         else {
             panic!("another command");
         };
         let config = args.config_of(&args.source().document().unwrap()).unwrap();
         assert_eq!(config.server.listen.port(), 9);
         assert_eq!(config.tuning.policy.to_string(), "fixed:2");
+        assert_eq!(config.device.gpu_memory_utilization, 0.4);
         let Command::Serve(args) = parse("faser serve --policy fixed:99").unwrap().command else {
             panic!("another command");
         };

@@ -1,6 +1,6 @@
 //! What the binary does: reads the command line, runs one command, turns its end into an exit status.
 
-use actix_web::rt::SystemRunner;
+use actix_web::rt::{System, SystemRunner};
 use anyhow::Result;
 use clap::Parser;
 use faser_config::LogConfig;
@@ -25,7 +25,7 @@ pub fn main() -> ! {
     }
     // Before there are threads that could read the environment.
     faser_actors::prepare_environment();
-    let system = actix_web::rt::System::new();
+    let system = lasting_system();
     match run(&system, Cli::parse()) {
         // Before the system is dropped: that waits for threads, also for one that is still loading weights.
         Ok(status) => std::process::exit(status),
@@ -35,6 +35,14 @@ pub fn main() -> ! {
             std::process::exit(1);
         }
     }
+}
+
+/// A system that no thread is the last to let go of. Threads of the HTTP server may end while this one already ends the process, which takes a while where a GPU
+/// is given back: the last one's thread-local handle would wake the system, by a thread-local value that is gone by then, and that aborts the process.
+fn lasting_system() -> SystemRunner {
+    let system = System::new();
+    std::mem::forget(System::current());
+    system
 }
 
 fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
@@ -139,4 +147,54 @@ fn status_of(ended: Result<i32, CtlError>) -> i32 {
 fn quiet(config: LogConfig) -> LogConfig {
     let level = if config.level == tracing::Level::INFO { tracing::Level::WARN } else { config.level };
     LogConfig { level, ..config }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, exit};
+    use std::time::Duration;
+
+    const INSIDE: &str = "FASER_TEST_ENDS_EARLY";
+
+    /// Drawn out, as the end of a process that gives a GPU back.
+    struct SlowEnd;
+
+    impl Drop for SlowEnd {
+        fn drop(&mut self) {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+
+    thread_local! {
+        static SLOW_END: SlowEnd = const { SlowEnd };
+    }
+
+    #[test]
+    fn a_thread_that_ends_after_the_systems_aborts_nothing() {
+        if std::env::var_os(INSIDE).is_none() {
+            let name = "commands::tests::a_thread_that_ends_after_the_systems_aborts_nothing";
+            let ended = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", name])
+                .env(INSIDE, "1")
+                .output()
+                .unwrap();
+            assert_eq!(ended.status.code(), Some(7), "{}", String::from_utf8_lossy(&ended.stderr));
+            return;
+        }
+        // Dropped last, for it is there first.
+        SLOW_END.with(|_| ());
+        let system = lasting_system();
+        system.block_on(async {
+            // Its arbiter has told that it ends, and waits for a blocking task before its thread does.
+            let arbiter = actix::Arbiter::new();
+            arbiter.spawn_fn(|| {
+                actix_web::rt::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(200)));
+                actix::Arbiter::current().stop();
+            });
+            std::mem::forget(arbiter);
+            actix_web::rt::time::sleep(Duration::from_millis(50)).await;
+        });
+        exit(7);
+    }
 }

@@ -15,6 +15,9 @@ fn handle(criterion: &mut Criterion) {
         // So dear that outcomes are prepared.
         (Policy::Faser, 6000, false, "faser, preparing"),
         (Policy::Faser, 1500, true, "faser, repeating"),
+        // So dear that nothing is drafted, beside what that costs without a policy.
+        (Policy::Faser, 90_000, false, "faser, undrafted"),
+        (Policy::Off, 90_000, false, "off"),
     ] {
         for sequences in [8, 64, 256] {
             let mut load = Load::new(sequences, policy.clone(), step_us, repeats);

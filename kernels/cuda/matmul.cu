@@ -14,6 +14,8 @@ struct MatmulArgs {
     float *out; // [rows][outputs]
     const u32 *rows;
     u32 inputs, outputs, add, form; // of w, where it is in records (records.cuh)
+    float *parts; // [splits][rows][outputs], and a ticket for each tile of 64 rows and 128 outputs, where there are splits
+    u32 *tickets;
 };
 
 typedef const bf16 *Bf16Rows;
@@ -133,149 +135,170 @@ KERNEL(256, 80, 3) matmul_8_int8_norm(MatmulNormArgs a) { matmul_norm<1, Int8>(a
 KERNEL(256, 80, 3) matmul_8_int8_heads(MatmulHeadsArgs a) { matmul_heads<1, Int8>(a); }
 KERNEL(256, 128, 2) matmul_16_int8_heads(MatmulHeadsArgs a) { matmul_heads<2, Int8>(a); }
 
-// More rows than these, 16 at a time: a block goes on with them while the tile's weights are in the cache.
-template <typename W> DEVICE void matmul_128(const MatmulArgs &a) {
-    constexpr u32 SOME = 16;
-    __shared__ float parts[WARPS][SOME / 8][4][WARP];
-    const u32 rows = *a.rows;
-    W w;
-    weights_of(a, w);
-    for (u32 tile = blockIdx.x; tile * OUTPUTS < a.outputs; tile += gridDim.x) {
-        for (u32 first = 0; first < rows; first += SOME) {
-            const u32 some = rows - first < SOME ? rows - first : SOME, g = lane() / 4;
-            const bf16 *x = (const bf16 *)a.x + (size_t)(first + g) * a.inputs + lane() % 4 * 8;
-            const auto load = [=](u32 n, u32 step) { return load_or_zero(x + (size_t)n * 8 * a.inputs + step * STEP, n * 8 + g < some); };
-            const auto write = [&](u32 r, u32 at, float sum, float) { finish(a, first + r, at, sum); };
-            sum_tile<SOME / 8, false>(parts, w, a.inputs, a.outputs, tile, some, load, write);
-        }
-    }
-}
-KERNEL(256, 128, 2) matmul_128_bf16(MatmulArgs a) { matmul_128<Bf16Rows>(a); }
-KERNEL(256, 128, 2) matmul_128_int4(MatmulArgs a) { matmul_128<FourBits>(a); }
-KERNEL(256, 128, 2) matmul_128_fp8(MatmulArgs a) { matmul_128<Fp8>(a); }
-KERNEL(256, 128, 2) matmul_128_int8(MatmulArgs a) { matmul_128<Int8>(a); }
+// More rows: a block has 64 of them and 128 outputs, a warp sixteen of these. Where such tiles are few, blocks split the inputs, and the last of a tile adds their sums in order.
+// Rows have the bits that they have among few if eight blocks do, as eight warps above, or if PARTS: then one has all eight parts, and adds them likewise.
+//
+// Rows come by cp.async, four steps at a time, and weights through registers: those of the next four steps are under way while these are computed with.
+static constexpr u32 WIDE_ROWS = 64, WIDE_OUTPUTS = WARPS * OUTPUTS;
+struct WideRows { uint4 of[2][RECORD_STEPS][WIDE_ROWS][4]; };
 
-// Many rows, each with the bits that it has among few: a block has 64 rows and 128 outputs, a warp sixteen of these. It goes through the inputs alone, and so through one
-// after the other of the parts that eight warps have of them above, and adds these in the same order. Rows come by cp.async, two steps of 64 at a time, three of these under way.
-static constexpr u32 WIDE_ROWS = 64, WIDE_TILES = WIDE_ROWS / 8, WIDE_STEPS = 2, WIDE_STAGES = 3;
-struct WideRows { uint4 of[WIDE_STAGES][WIDE_STEPS][WIDE_ROWS][4]; };
-
-// Asks for those steps of 64 rows; zeros where there are none.
-DEVICE void fetch_rows(WideRows &held, const MatmulArgs &a, u32 first, u32 rows, u32 steps, u32 stage) {
+// Steps of a stage: from `step` on, up to four of those before `last`.
+struct Stage { u32 step, last; };
+DEVICE void fetch_rows(uint4 (&to)[RECORD_STEPS][WIDE_ROWS][4], const MatmulArgs &a, u32 first, u32 rows, const Stage &at) {
     const u32 r = threadIdx.x / 4, part = threadIdx.x % 4;
+    const bf16 *from = (const bf16 *)a.x + (size_t)(first + r < rows ? first + r : 0) * a.inputs + part * 8;
 #pragma unroll
-    for (u32 d = 0; d < WIDE_STEPS; d++) {
-        const u32 step = stage * WIDE_STEPS + d;
-        const bool wanted = step < steps && first + r < rows;
-        const bf16 *from = (const bf16 *)a.x + (wanted ? (size_t)(first + r) * a.inputs + step * STEP + part * 8 : 0);
-        copy_async(&held.of[stage % WIDE_STAGES][d][r][part], from, wanted);
+    for (u32 d = 0; d < RECORD_STEPS; d++) {
+        const bool wanted = at.step + d < at.last && first + r < rows; // zeros where there are none
+        copy_async(&to[d][r][part], from + (wanted ? (at.step + d) * STEP : 0), wanted);
     }
 }
 
-// A warp's weights, step after step: what it has of one, and of what follows already.
+// What a lane has of sixteen outputs: eight and eight. Of bf16 a step: four would leave no room for a second block.
 struct WideBf16 {
-    static constexpr bool SCALES_SUMS = false;
-    static constexpr u32 SCALE_STEPS = 1;
-    const bf16 *upper, *lower;
-    uint4 next[2];
-    u32 each;
-    __device__ __forceinline__ WideBf16(const MatmulArgs &a, u32 output, u32 steps) {
+    typedef uint4 Lane;
+    static constexpr bool IN_RECORDS = false;
+    const bf16 *upper;
+    u32 behind; // numbers of the other eight outputs
+    __device__ __forceinline__ WideBf16(const MatmulArgs &a, u32 output) {
         const u32 g = output + lane() / 4;
         upper = (const bf16 *)a.w + (size_t)(g < a.outputs ? g : 0) * a.inputs + lane() % 4 * 8;
-        lower = g + 8 < a.outputs ? upper + (size_t)8 * a.inputs : upper;
-        each = (steps + WARPS - 1) / WARPS;
-        next[0] = *(const uint4 *)upper, next[1] = *(const uint4 *)lower;
+        behind = g + 8 < a.outputs ? 8 * a.inputs : 0;
     }
-    __device__ __forceinline__ void take(u32 step, u32 steps, uint4 (&w)[2]) {
-        w[0] = next[0], w[1] = next[1];
-        if (step + 1 < steps) next[0] = *(const uint4 *)(upper + (step + 1) * STEP), next[1] = *(const uint4 *)(lower + (step + 1) * STEP);
+    static __device__ __forceinline__ u32 part(u32 steps, u32 parts) { return (steps + parts - 1) / parts; }
+    __device__ __forceinline__ void load(Lane (&x)[2], u32 step, u32 last) const {
+        if (step < last) x[0] = load_once(upper + step * STEP), x[1] = load_once(upper + behind + step * STEP);
     }
-    __device__ __forceinline__ float scale(u32, u32) const { return 1.0f; }
+    __device__ __forceinline__ uint4 widen(const Lane &x, u32) const { return x; }
+    __device__ __forceinline__ float scale(const Lane &, u32) const { return 1.0f; }
 };
 template <typename Records> struct WideRecords {
-    static constexpr bool SCALES_SUMS = true;
-    static constexpr u32 SCALE_STEPS = Records::SCALE_STEPS;
+    typedef typename Records::Lane Lane;
+    static constexpr bool IN_RECORDS = true;
     Records records;
-    const u32 *upper, *lower;
-    typename Records::Lane held[2];
-    u32 each;
-    __device__ __forceinline__ WideRecords(const MatmulArgs &a, u32 output, u32 steps) {
+    const u32 *upper;
+    u32 behind; // words of the other eight outputs
+    __device__ __forceinline__ WideRecords(const MatmulArgs &a, u32 output) {
         weights_of(a, records);
-        const u32 count = (steps + RECORD_STEPS - 1) / RECORD_STEPS, eights = (a.outputs + 7) / 8;
+        const u32 count = (a.inputs / STEP + RECORD_STEPS - 1) / RECORD_STEPS, eights = (a.outputs + 7) / 8;
         const u32 own = output / 8 < eights ? output / 8 : 0, other = own + 1 < eights ? own + 1 : own;
-        const size_t words = count * (size_t)records.words();
-        upper = records.records + own * words, lower = records.records + other * words;
-        each = (count + WARPS - 1) / WARPS * RECORD_STEPS;
+        const u32 words = count * records.words();
+        upper = records.records + (size_t)own * words, behind = (other - own) * words;
     }
-    __device__ __forceinline__ void take(u32 step, u32, uint4 (&w)[2]) {
-        const u32 at = step / RECORD_STEPS * records.words();
-        if (step % RECORD_STEPS == 0) held[0] = records.load(upper + at), held[1] = records.load(lower + at);
-        w[0] = records.widen(held[0], step % RECORD_STEPS), w[1] = records.widen(held[1], step % RECORD_STEPS);
+    static __device__ __forceinline__ u32 part(u32 steps, u32 parts) { return ((steps + RECORD_STEPS - 1) / RECORD_STEPS + parts - 1) / parts * RECORD_STEPS; }
+    __device__ __forceinline__ void load(Lane (&x)[2], u32 step, u32 last) const {
+        if (step >= last) return;
+        const u32 from = step / RECORD_STEPS * records.words();
+        x[0] = records.load(upper + from), x[1] = records.load(upper + behind + from);
     }
-    __device__ __forceinline__ float scale(u32 half, u32 step) const { return records.scale(held[half], step % RECORD_STEPS); }
+    __device__ __forceinline__ uint4 widen(const Lane &x, u32 d) const { return records.widen(x, d); }
+    __device__ __forceinline__ float scale(const Lane &x, u32 d) const { return records.scale(x, d); }
 };
 
-template <typename W> DEVICE void matmul_64(const MatmulArgs &a) {
-    __shared__ WideRows held;
-    constexpr u32 WIDE_OUTPUTS = WARPS * OUTPUTS;
-    const u32 rows = *a.rows, steps = a.inputs / STEP, stages = (steps + WIDE_STEPS - 1) / WIDE_STEPS, g = lane() / 4, t = lane() % 4;
-    // Blocks side by side have the same weights.
-    const u32 across = (rows + WIDE_ROWS - 1) / WIDE_ROWS, tiles = (a.outputs + WIDE_OUTPUTS - 1) / WIDE_OUTPUTS * across;
-    for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const u32 first = tile % across * WIDE_ROWS, output = tile / across * WIDE_OUTPUTS + warp() * OUTPUTS;
-        W weights(a, output, steps);
-        float c[WIDE_TILES][4] = {}, sums[WIDE_TILES][4] = {}, of_scale[WIDE_TILES][4] = {};
-        float(&into)[WIDE_TILES][4] = W::SCALES_SUMS ? of_scale : c;
-        const auto add_part = [&]() {
+// The products of one of a stage's steps, of TILES times eight rows.
+template <u32 TILES, typename W> DEVICE void add_step(float (&sums)[TILES][4], const W &w, const typename W::Lane (&now)[2], const uint4 (&held)[WIDE_ROWS][4], u32 d) {
+    const uint4 w0 = w.widen(now[0], d), w1 = w.widen(now[1], d);
+    const u32 near[4] = {w0.x, w1.x, w0.y, w1.y}, far[4] = {w0.z, w1.z, w0.w, w1.w};
+    const float upper = w.scale(now[0], d), lower = w.scale(now[1], d);
 #pragma unroll
-            for (u32 n = 0; n < WIDE_TILES; n++) {
+    for (u32 n = 0; n < TILES; n++) {
+        const uint4 b = held[n * 8 + lane() / 4][lane() % 4];
+        float of_scale[4] = {};
+        float(&c)[4] = W::IN_RECORDS ? of_scale : sums[n];
+        multiply_add(c, near, b.x, b.y);
+        multiply_add(c, far, b.z, b.w);
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) sums[n][i] += c[n][i], c[n][i] = 0.0f;
-            }
-        };
-        for (u32 s = 0; s < WIDE_STAGES - 1; s++) {
-            if (s < stages) fetch_rows(held, a, first, rows, steps, s);
-            copy_commit();
-        }
-        u32 left = weights.each;
-#pragma unroll 1
-        for (u32 s = 0; s < stages; s++) {
-            copy_wait<WIDE_STAGES - 2>();
-            __syncthreads(); // this stage is there for all, and all are done with the one before, whose place the next takes
-            if (s + WIDE_STAGES - 1 < stages) fetch_rows(held, a, first, rows, steps, s + WIDE_STAGES - 1);
-            copy_commit();
-#pragma unroll
-            for (u32 d = 0; d < WIDE_STEPS; d++) {
-                const u32 step = s * WIDE_STEPS + d;
-                if (step >= steps) break;
-                if (left == 0) add_part(), left = weights.each;
-                left--;
-                uint4 w[2];
-                weights.take(step, steps, w);
-                const u32 near[4] = {w[0].x, w[1].x, w[0].y, w[1].y}, far[4] = {w[0].z, w[1].z, w[0].w, w[1].w};
-#pragma unroll
-                for (u32 n = 0; n < WIDE_TILES; n++) {
-                    const uint4 b = held.of[s % WIDE_STAGES][d][n * 8 + g][t];
-                    multiply_add(into[n], near, b.x, b.y);
-                    multiply_add(into[n], far, b.z, b.w);
-                }
-                if (W::SCALES_SUMS && (step % W::SCALE_STEPS == W::SCALE_STEPS - 1 || step + 1 == steps)) add_scaled(c, of_scale, weights.scale(0, step), weights.scale(1, step));
-            }
-        }
-        add_part();
-        // Element i of a thread's four: output g or eight behind it, row 2 t or 2 t + 1.
-#pragma unroll
-        for (u32 n = 0; n < WIDE_TILES; n++) {
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const u32 r = first + n * 8 + 2 * t + i % 2, at = output + g + i / 2 * 8;
-                if (r < rows && at < a.outputs) finish(a, r, at, sums[n][i]);
-            }
-        }
-        __syncthreads(); // the rows have been read
+        for (u32 i = 0; i < 4; i++) if (W::IN_RECORDS) sums[n][i] = __fmaf_rn(i < 2 ? upper : lower, c[i], sums[n][i]);
     }
 }
+
+// Those of `rows` from `first` on, and outputs from `outputs` on, of a block.
+template <u32 TILES, typename W, bool PARTS> DEVICE void wide_tile(WideRows &held, const MatmulArgs &a, u32 first, u32 rows, u32 outputs) {
+    const u32 steps = a.inputs / STEP, output = outputs + warp() * OUTPUTS;
+    const u32 part = W::part(steps, PARTS ? WARPS : gridDim.y);
+    // The part that is at work ends before this step, if the inputs do not.
+    u32 end = PARTS ? part : (blockIdx.y + 1) * part, place = 0;
+    Stage at;
+    at.step = end - part, at.last = end < steps ? end : steps;
+    const W w(a, output);
+    constexpr u32 KEPT = PARTS ? TILES : 1;
+    float sums[TILES][4] = {}, all[KEPT][4] = {};
+    typename W::Lane next[2] = {};
+    fetch_rows(held.of[0], a, first, rows, at);
+    copy_commit();
+    w.load(next, at.step, at.last);
+#pragma unroll 1
+    for (bool more = true; more; place ^= 1) {
+        typename W::Lane now[2] = {next[0], next[1]};
+        Stage then;
+        then.step = at.step + RECORD_STEPS;
+        const bool ends = then.step >= end;
+        if (ends) then.step = end, end += part;
+        then.last = end < steps ? end : steps;
+        const u32 some = at.last - at.step < RECORD_STEPS ? at.last - at.step : at.last > at.step ? RECORD_STEPS : 0;
+        more = PARTS ? then.step < WARPS * part : !ends;
+        copy_wait<0>();
+        __syncthreads(); // this stage is there for all, and all are done with the one before, whose place the next takes
+        if (more) {
+            fetch_rows(held.of[place ^ 1], a, first, rows, then);
+            copy_commit();
+            if (W::IN_RECORDS) w.load(next, then.step, then.last);
+        }
+        if (W::IN_RECORDS) {
+#pragma unroll 1
+            for (u32 d = 0; d < some; d++) add_step<TILES>(sums, w, now, held.of[place][d], d);
+        } else {
+#pragma unroll
+            for (u32 d = 0; d < RECORD_STEPS; d++) {
+                if (d >= some) break;
+                now[0] = next[0], now[1] = next[1];
+                // The step behind it, of this stage or the next: parts are one behind the other.
+                w.load(next, at.step + d + 1, steps);
+                add_step<TILES>(sums, w, now, held.of[place][d], d);
+            }
+        }
+        at = then;
+#pragma unroll
+        for (u32 n = 0; n < KEPT; n++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) if (PARTS && ends) all[n][i] += sums[n][i], sums[n][i] = 0.0f;
+        }
+    }
+    const bool whole = PARTS || gridDim.y == 1;
+    // Element i of a thread's four: output g or eight behind it, row 2 t or 2 t + 1.
+#pragma unroll
+    for (u32 n = 0; n < TILES; n++) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 r = first + n * 8 + lane() % 4 * 2 + i % 2, at = output + lane() / 4 + i / 2 * 8;
+            if (r >= rows || at >= a.outputs) continue;
+            const float sum = PARTS ? all[n % KEPT][i] : sums[n][i];
+            if (whole) finish(a, r, at, sum);
+            else a.parts[((size_t)blockIdx.y * rows + r) * a.outputs + at] = sum;
+        }
+    }
+    if (whole || !is_last(a.tickets + blockIdx.x, gridDim.y)) return;
+    const u32 own = outputs + threadIdx.x % WIDE_OUTPUTS, last = first + WIDE_ROWS < rows ? first + WIDE_ROWS : rows;
+    for (u32 r = first + threadIdx.x / WIDE_OUTPUTS; r < last && own < a.outputs; r += blockDim.x / WIDE_OUTPUTS) {
+        float sum = 0.0f;
+        for (u32 p = 0; p < gridDim.y; p++) sum += a.parts[((size_t)p * rows + r) * a.outputs + own];
+        finish(a, r, own, sum);
+    }
+}
+template <typename W, bool PARTS = false> DEVICE void matmul_64(const MatmulArgs &a) {
+    __shared__ WideRows held;
+    // Blocks side by side have the same weights.
+    const u32 rows = *a.rows, across = (rows + WIDE_ROWS - 1) / WIDE_ROWS;
+    if (blockIdx.x >= (a.outputs + WIDE_OUTPUTS - 1) / WIDE_OUTPUTS * across) return;
+    const u32 first = blockIdx.x % across * WIDE_ROWS, outputs = blockIdx.x / across * WIDE_OUTPUTS;
+    if (rows - first <= WIDE_ROWS / 2) wide_tile<WIDE_ROWS / 16, W, PARTS>(held, a, first, rows, outputs);
+    else wide_tile<WIDE_ROWS / 8, W, PARTS>(held, a, first, rows, outputs);
+}
 KERNEL(256, 128, 2) matmul_64_bf16(MatmulArgs a) { matmul_64<WideBf16>(a); }
-KERNEL(256, 200, 1) matmul_64_int4(MatmulArgs a) { matmul_64<WideRecords<FourBits>>(a); }
-KERNEL(256, 200, 1) matmul_64_fp8(MatmulArgs a) { matmul_64<WideRecords<Fp8>>(a); }
-KERNEL(256, 200, 1) matmul_64_int8(MatmulArgs a) { matmul_64<WideRecords<Int8>>(a); }
+KERNEL(256, 128, 2) matmul_64_int4(MatmulArgs a) { matmul_64<WideRecords<FourBits>>(a); }
+KERNEL(256, 128, 2) matmul_64_fp8(MatmulArgs a) { matmul_64<WideRecords<Fp8>>(a); }
+KERNEL(256, 128, 2) matmul_64_int8(MatmulArgs a) { matmul_64<WideRecords<Int8>>(a); }
+KERNEL(256, 128, 2) matmul_64_bf16_parts(MatmulArgs a) { matmul_64<WideBf16, true>(a); }
+KERNEL(256, 200, 1) matmul_64_int4_parts(MatmulArgs a) { matmul_64<WideRecords<FourBits>, true>(a); }
+KERNEL(256, 200, 1) matmul_64_fp8_parts(MatmulArgs a) { matmul_64<WideRecords<Fp8>, true>(a); }
+KERNEL(256, 200, 1) matmul_64_int8_parts(MatmulArgs a) { matmul_64<WideRecords<Int8>, true>(a); }

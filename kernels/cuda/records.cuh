@@ -33,7 +33,6 @@ DEVICE uint4 scaled(const uint4 &codes, float scale) {
 
 struct FourBits {
     typedef FourBitLane Lane;
-    static constexpr u32 SCALE_STEPS = 1;
     const u32 *records;
     u32 form;
 
@@ -90,7 +89,6 @@ DEVICE u32 widen_codes(u32 bytes) { return fused_pairs((bytes & 0x80008000u) | (
 
 struct Fp8 {
     typedef EightBitLane Lane;
-    static constexpr u32 SCALE_STEPS = RECORD_STEPS;
     const u32 *records;
 
     __device__ __forceinline__ u32 words() const { return 264; }
@@ -118,7 +116,6 @@ DEVICE u32 whole_pair(u32 bytes, u32 byte) { return round_pair(whole_number(byte
 
 struct Int8 {
     typedef EightBitLane Lane;
-    static constexpr u32 SCALE_STEPS = 1;
     const u32 *records;
 
     __device__ __forceinline__ u32 words() const { return 272; }
@@ -139,15 +136,6 @@ struct Int8 {
 };
 
 // ---- products
-// Adds the sums of what has a scale in common, and begins new ones: those of eight outputs, then those of eight others.
-template <u32 TILES> DEVICE void add_scaled(float (&sums)[TILES][4], float (&c)[TILES][4], float upper, float lower) {
-#pragma unroll
-    for (u32 n = 0; n < TILES; n++) {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) sums[n][i] = __fmaf_rn(i < 2 ? upper : lower, c[n][i], sums[n][i]), c[n][i] = 0.0f;
-    }
-}
-
 // The sums of a tile, as of bf16 weights (tiles.cuh). Warps split the records.
 template <u32 TILES, bool GATED, typename Records, typename Load, typename Write>
 DEVICE void sum_tile(float (&parts)[WARPS][TILES][4][WARP], const Records &w, u32 inputs, u32 all, u32 tile, u32 rows, const Load &load, const Write &write) {
@@ -156,7 +144,7 @@ DEVICE void sum_tile(float (&parts)[WARPS][TILES][4][WARP], const Records &w, u3
     const u32 own = GATED ? tile : 2 * tile, other = GATED ? eights + tile : 2 * tile + 1 < eights ? 2 * tile + 1 : own;
     const size_t words = w.words();
     const u32 *upper = w.records + own * records * words, *lower = w.records + other * records * words;
-    float c[TILES][4] = {}, sums[TILES][4] = {};
+    float sums[TILES][4] = {};
     typename Records::Lane next[2] = {};
     if (first < last) next[0] = w.load(upper + first * words), next[1] = w.load(lower + first * words);
 #pragma unroll 1
@@ -170,14 +158,17 @@ DEVICE void sum_tile(float (&parts)[WARPS][TILES][4][WARP], const Records &w, u3
             if (step >= steps) break;
             const uint4 w0 = w.widen(now[0], k), w1 = w.widen(now[1], k);
             const u32 near[4] = {w0.x, w1.x, w0.y, w1.y}, far[4] = {w0.z, w1.z, w0.w, w1.w};
+            const float upper_scale = w.scale(now[0], k), lower_scale = w.scale(now[1], k);
 #pragma unroll
             for (u32 n = 0; n < TILES; n++) {
                 if (TILES > 2 && n * 8 >= rows) break; // nobody's
                 const uint4 b = load(n, step);
-                multiply_add(c[n], near, b.x, b.y);
-                multiply_add(c[n], far, b.z, b.w);
+                float c[4] = {};
+                multiply_add(c, near, b.x, b.y);
+                multiply_add(c, far, b.z, b.w);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) sums[n][i] = __fmaf_rn(i < 2 ? upper_scale : lower_scale, c[i], sums[n][i]);
             }
-            if (k % Records::SCALE_STEPS == Records::SCALE_STEPS - 1 || step + 1 == steps) add_scaled(sums, c, w.scale(now[0], k), w.scale(now[1], k));
         }
     }
     for (u32 n = 0; n < TILES; n++) {

@@ -71,7 +71,7 @@ pub async fn prove(args: &ProveArgs, config: &Config) -> Result<bool> {
         proof.draft = None;
     }
     let most = args.streams.iter().copied().max().unwrap_or(1);
-    let killed = two_daemons::run(args, &requests, most, &mut proof).await;
+    let killed = two_daemons::run(args, config, &requests, most, &mut proof).await;
     // What the others showed stands, whatever became of that.
     println(&proof.to_string())?;
     killed?;

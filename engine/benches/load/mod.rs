@@ -15,7 +15,7 @@ pub(crate) struct Load {
     engine: Engine,
     commands: Vec<Command>,
     next_seq: u64,
-    /// Of proposals, if texts do not repeat themselves.
+    /// Of proposals and of what comes, if texts do not repeat themselves.
     next_token: Option<u32>,
     results: VecDeque<Event>,
 }
@@ -93,7 +93,7 @@ impl Load {
         for command in self.commands.drain(..) {
             match command {
                 Command::Draft(plan) => self.results.push_back(drafted(plan, &mut self.next_token)),
-                Command::Verify(plan) => self.results.push_back(verified(plan)),
+                Command::Verify(plan) => self.results.push_back(verified(plan, &mut self.next_token)),
                 Command::Finish { .. } => ended += 1,
                 Command::Emit { .. } | Command::Reject { .. } | Command::CancelChunk(_) => {}
             }
@@ -112,10 +112,7 @@ fn drafted(mut plan: DraftPlan, next: &mut Option<u32>) -> Event {
         if plan.candidates { (7..).take(CANDIDATES).collect() } else { Candidates::new() };
     for chunk in &plan.chunks {
         let mut proposal = |i| Drafted {
-            token: next.as_mut().map_or((i % 7) as u32, |next| {
-                *next += 1;
-                *next
-            }),
+            token: fresh(next).unwrap_or((i % 7) as u32),
             confidence: 0.8,
             alternatives: alternatives.clone(),
             candidates: candidates.clone(),
@@ -127,10 +124,17 @@ fn drafted(mut plan: DraftPlan, next: &mut Option<u32>) -> Event {
     Event::DraftDone(plan)
 }
 
+/// A token that no text has, if texts do not repeat themselves.
+fn fresh(next: &mut Option<u32>) -> Option<u32> {
+    let next = next.as_mut()?;
+    *next += 1;
+    Some(*next)
+}
+
 /// Two of three proposals are accepted.
-fn verified(mut plan: VerifyPlan) -> Event {
+fn verified(mut plan: VerifyPlan, next: &mut Option<u32>) -> Event {
     for chunk in &plan.chunks {
-        let (accepted, next) = (chunk.proposals * 2 / 3, chunk.sample.then_some(9));
+        let (accepted, next) = (chunk.proposals * 2 / 3, chunk.sample.then(|| fresh(next).unwrap_or(9)));
         plan.outcome.verdicts.push(Verdict { accepted, next, ..Verdict::default() });
     }
     plan.outcome.margins.resize(plan.prune_checkpoints.len() * plan.tests.len(), 1.0);

@@ -22,7 +22,7 @@ struct Shape {
     context: usize,
 }
 
-/// Rows of 1 and 8, heads 4 and 8 to a key head, one sequence and 32, at 4096 positions, in bf16 and FP8.
+/// Rows of 1, 4 and 8, heads 4 and 8 to a key head, 1, 8 and 32 sequences, at 4096 positions, in bf16 and FP8.
 ///
 /// # Errors
 /// The GPU cannot be opened, or its memory is short.
@@ -33,9 +33,9 @@ pub fn attention(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     let bandwidth = read_bytes_per_s(lane, setting)?;
     report.timed("a kernel that only reads", bandwidth / 1e9, "GB/s", None);
     let context = setting.size(4096, 40);
-    for sequences in setting.size([1, 32], [1, 2]) {
+    for &sequences in setting.size(&[1, 8, 32][..], &[1, 2]) {
         for group in [4, 8] {
-            for rows in [1, 8] {
+            for rows in [1, 4, 8] {
                 for kv in [KvElement::Element(ELEMENT), KvElement::Fp8] {
                     let shape = Shape { kv, sequences, rows, group, context };
                     let (bytes, took) = shape.run(lane, setting)?;
@@ -62,7 +62,8 @@ impl Shape {
         // Layers in turns, so that no cache holds what the next launch reads.
         let layers = setting.size((512usize << 20).div_ceil(2 * cache).max(2), 1);
         let (heads, total) = (KV_HEADS * group, sequences * rows);
-        let plan = AttentionPlan::new(context as u32);
+        let each = AttentionPlan::positions((rows * group) as u32, context as u32, KV_HEADS);
+        let plan = AttentionPlan::new(context as u32, sequences as u64 * each, sms);
         let buffer = |bytes| DeviceBuffer::zeroed(&gpu, bytes, "attention");
         let (keys, values) = (buffer(layers * cache)?, buffer(layers * cache)?);
         let (q, out) = (buffer(total * heads * HEAD_DIM * 4)?, buffer(total * heads * HEAD_DIM * 2)?);

@@ -104,6 +104,8 @@ fn speed(lane: &mut CudaLane, setting: &Setting, report: &mut Report<'_>) -> Che
         records.iter().map(|(_, records)| records.bytes()).fold(inputs * outputs * 2, usize::max);
     let weights = (0..matrices).map(|_| buffer(most_bytes, 1)).collect::<Result<Vec<_>, _>>()?;
     let (x, out) = (buffer(most * inputs, 2)?, buffer(most * outputs, 4)?);
+    let (parts, tickets) =
+        (buffer(MatmulArgs::parts(most, outputs), 4)?, buffer(MatmulArgs::TICKETS as usize, 4)?);
     for (to, count) in weights.iter().map(|w| (w, inputs * outputs)).chain([(&x, most * inputs)]) {
         lane.launch(&FillArgs::new(element, to.ptr(), count, 5, 0.05).launch(sms))?;
     }
@@ -140,6 +142,7 @@ fn speed(lane: &mut CudaLane, setting: &Setting, report: &mut Report<'_>) -> Che
                     outputs: outputs as u32,
                     add: 0,
                     form: 0,
+                    ..MatmulArgs::default()
                 };
                 lane.launch(&args.launch(element, rows as u32, sms))
             })?;
@@ -147,6 +150,7 @@ fn speed(lane: &mut CudaLane, setting: &Setting, report: &mut Report<'_>) -> Che
         }
         for (held_in, records) in &records {
             let (count, form) = (counted(&gpu, lane, rows)?, form_of(Some(records.form())));
+            let (parts, tickets) = (parts.ptr(), tickets.ptr());
             let took = seconds(lane, setting.small, &mut |lane, run| {
                 let args = MatmulArgs {
                     x: x.ptr(),
@@ -158,8 +162,10 @@ fn speed(lane: &mut CudaLane, setting: &Setting, report: &mut Report<'_>) -> Che
                     outputs: outputs as u32,
                     add: 0,
                     form,
+                    parts,
+                    tickets,
                 };
-                lane.launch(&args.launch(element, rows as u32, sms))
+                lane.launch(&args.launch_of_any_bits(element, rows as u32, sms))
             })?;
             let floor = records.bytes() as f64 / bandwidth * 1e6;
             report.timed(name(rows, &format!("in {held_in} by our kernel")), took * 1e6, "us", Some(floor));

@@ -70,7 +70,7 @@ impl Shape {
             Shape::Qwen30BA3B | Shape::Qwen30BA3BFp8 | Shape::Qwen30BA3BInt4 => QWEN_30B_A3B,
         };
         let mut config = ModelConfig::of_json(text)?;
-        config.max_context = config.max_context.min(4096);
+        config.max_context = config.max_context.min(16_384);
         Ok(config)
     }
 }

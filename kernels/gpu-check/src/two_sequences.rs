@@ -10,7 +10,7 @@ use faser_models::synthetic::SyntheticSpec;
 use faser_models::{Model, ModelConfig, ModelError, Pass};
 
 /// Tokens of each sequence, and how many of them are in the first pass.
-pub(crate) const SEQUENCES: [(usize, usize); 2] = [(40, 39), (29, 24)];
+pub(crate) const SEQUENCES: [(usize, usize); 2] = [(42, 41), (30, 25)];
 const BLOCK: usize = 16;
 
 /// The shape of a model for them.

@@ -11,6 +11,8 @@ const OWN_SPLITS: u32 = 8;
 const SHORTEST: u32 = 256;
 /// Blocks of attention that an SM has room for at once.
 const AT_ONCE: u32 = 2;
+/// Queries of the largest tiles.
+const MOST_QUERIES: u32 = 64;
 /// Positions of a stage of the tensor-core kernel.
 const POSITIONS: u32 = 64;
 
@@ -50,8 +52,8 @@ impl Tile {
     }
 }
 
-/// How positions are split: it depends on the longest context of a pass alone, in powers of two, so that a row's sums seldom depend on
-/// who else is in the pass; or on each row's own position, so that they never do.
+/// How positions are split: it depends on the longest context of a pass and on how many blocks there would be, in powers of two; or on each row's own
+/// position, so that a row's sums never depend on who else is in the pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionPlan {
     /// Positions of a split, a multiple of 64; 0: each row's own.
@@ -61,14 +63,25 @@ pub struct AttentionPlan {
 }
 
 impl AttentionPlan {
-    /// For passes whose rows see at most `longest` positions.
+    /// For passes whose rows see at most `longest` positions, and whose tiles go through so many [positions](AttentionPlan::positions), on so many SMs: as few
+    /// splits as keep all SMs busy, for each is written and read again. On an H200 a tile in 16 splits took up to 2.4 times as long as whole.
     #[must_use]
-    pub fn new(longest: u32) -> AttentionPlan {
+    pub fn new(longest: u32, positions: u64, sms: u32) -> AttentionPlan {
+        let of_a_block = positions / u64::from(AT_ONCE * sms.max(1));
         let mut split = SHORTEST;
-        while longest.div_ceil(split) > ATTENTION_SPLITS {
+        // Up to the next power of two, or half of that where it is near.
+        while longest.div_ceil(split) > ATTENTION_SPLITS
+            || split < longest && 3 * u64::from(split) < 2 * of_a_block
+        {
             split *= 2;
         }
         AttentionPlan { split, splits: longest.div_ceil(split).max(1) }
+    }
+
+    /// Positions that the tiles of a chunk go through, if its rows have so many queries for a key head and see so far.
+    #[must_use]
+    pub fn positions(queries: u32, sees: u32, kv_heads: usize) -> u64 {
+        u64::from(queries.div_ceil(MOST_QUERIES)) * u64::from(sees) * kv_heads as u64
     }
 
     /// Each row as its own position says, in sequences of at most `max_context`.
@@ -261,11 +274,20 @@ mod tests {
     #[test]
     fn splits_grow_with_the_context_and_never_exceed_their_number() {
         for longest in [1, 64, 256, 257, 4096, 4097, 32_768, 131_072] {
-            let AttentionPlan { split, splits } = AttentionPlan::new(longest);
+            let AttentionPlan { split, splits } = AttentionPlan::new(longest, u64::from(longest), 132);
             assert!((1..=ATTENTION_SPLITS).contains(&splits) && split * splits >= longest, "{longest}");
             assert!((splits - 1) * split < longest && split.is_power_of_two());
         }
-        assert_eq!(AttentionPlan::new(4000), AttentionPlan { split: 256, splits: 16 });
+        let of = |sequences: u64, longest: u32, others: u64| {
+            let seen = u64::from(longest) + (sequences - 1) * others;
+            AttentionPlan::new(longest, 8 * seen, 132).splits
+        };
+        // As measured: of eight key heads, 256 blocks and not 4,096.
+        assert_eq!([1, 8, 16, 32, 64].map(|sequences| of(sequences, 4096, 4096)), [16, 4, 2, 1, 1]);
+        assert_eq!([of(1, 4000, 0), of(64, 200, 200)], [16, 1]);
+        // A long one among short ones is not left to few blocks, and a few of many that are alike leave no SM without.
+        assert_eq!([of(32, 32_768, 256), of(20, 4096, 4096)], [16, 2]);
+        assert_eq!(AttentionPlan::positions(65, 100, 8), 1600);
     }
 
     #[test]
@@ -295,7 +317,7 @@ mod tests {
             Tile::cover(chunks.iter().map(Vec::as_slice), plan, 4, 16, &mut tiles);
             tiles.iter().map(|tile| (tile.chunk, tile.first_query)).collect::<Vec<(u32, u32)>>()
         };
-        let plan = AttentionPlan::new(600);
+        let plan = AttentionPlan::new(600, 600, 132);
         let chunks = [vec![0], vec![], (0..9).collect(), (4..9).collect()];
         assert_eq!(cover(plan, chunks), [(0, 0), (2, 0), (2, 16), (2, 32), (3, 0), (3, 16)]);
         // Rows from position 512 on have other splits: a tile ends before them.

@@ -6,7 +6,7 @@ use crate::{EightBitForm, FourBitForm, RecordForm};
 
 /// `out = x w^T + bias`, added to what `out` holds if asked.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct MatmulArgs {
     /// The element's `[rows][inputs]`.
     pub x: Ptr,
@@ -26,24 +26,28 @@ pub struct MatmulArgs {
     pub add: u32,
     /// Of weights in records their [form](form_of), else 0.
     pub form: u32,
+    /// Workspace for the sums of blocks that split the inputs, [`MatmulArgs::parts`] numbers of f32; null: they do not.
+    pub parts: Ptr,
+    /// u32, [`MatmulArgs::TICKETS`] of them: 0, and 0 again afterwards.
+    pub tickets: Ptr,
 }
 
 impl MatmulArgs {
     /// Most rows whose product does what follows it too; a norm, of fewer ([`MatmulNormArgs::MOST_ROWS`]).
     pub const MOST_ROWS: u32 = 16;
-    /// Most rows that a block goes through with a tile of few outputs; of more it has many outputs and 64 rows.
-    const MOST_OF_TILE: u32 = 128;
-    /// Most rows for which weights in records are not widened first, on any GPU.
-    pub const MOST_ROWS_OF_RECORDS: u32 = 32;
+    /// Most rows for which weights in records are not widened first.
+    pub const MOST_ROWS_OF_RECORDS: u32 = 64;
+    /// Most blocks that split the inputs of a tile of more rows: as many as the warps that do among few.
+    const SPLITS: u32 = 8;
+    /// Most tiles that are split.
+    pub const TICKETS: u32 = 256;
+    /// Blocks of more rows that an SM has room for at once.
+    const AT_ONCE: u32 = 2;
 
-    /// The same on a GPU of this compute capability. With HBM (8.0, 9.0, 10.x) cublasLt is done sooner from there on, as an H200 has shown; with GDDR
-    /// what widening writes and reads again takes longer than going through the weights for every 16 rows, by counting.
+    /// Numbers of the workspace of a product of so many rows and outputs.
     #[must_use]
-    pub fn most_rows_of_records(capability: (u32, u32)) -> u32 {
-        match capability {
-            (8, 0) | (9 | 10, _) => Self::MOST_ROWS_OF_RECORDS,
-            _ => Self::MOST_OF_TILE,
-        }
+    pub fn parts(most_rows: usize, outputs: usize) -> usize {
+        Self::SPLITS as usize * most_rows * outputs
     }
 
     /// The element is that of `x` and `w`. In bf16 a row has the same bits whatever the number of rows.
@@ -52,30 +56,45 @@ impl MatmulArgs {
     /// In bf16, if inputs are no multiple of 32.
     #[must_use]
     pub fn launch(self, element: Element, most_rows: u32, sms: u32) -> Launch<MatmulArgs> {
+        self.launch_by(element, most_rows, sms, true)
+    }
+
+    /// The same, where bits may depend on the number of rows, in less time if there are many of them.
+    ///
+    /// # Panics
+    /// As [`MatmulArgs::launch`].
+    #[must_use]
+    pub fn launch_of_any_bits(self, element: Element, most_rows: u32, sms: u32) -> Launch<MatmulArgs> {
+        self.launch_by(element, most_rows, sms, false)
+    }
+
+    fn launch_by(self, element: Element, most_rows: u32, sms: u32, same_bits: bool) -> Launch<MatmulArgs> {
         if element == Element::F32 {
             let blocks = strided((most_rows * self.outputs).div_ceil(8), sms, 8);
             return Launch::new("matmul_f32", [blocks, 1, 1], 256, self);
         }
         assert!(self.inputs.is_multiple_of(32), "matmul: {} inputs", self.inputs);
-        if most_rows > Self::MOST_OF_TILE {
-            let tiles = self.outputs.div_ceil(128) * most_rows.div_ceil(64);
-            let kernels = ["matmul_64_bf16", "matmul_64_int4", "matmul_64_fp8", "matmul_64_int8"];
-            return Launch::new(
-                choose_by_form(self.form, kernels),
-                [strided(tiles, sms, 2), 1, 1],
-                256,
-                self,
-            );
-        }
         if most_rows > Self::MOST_ROWS {
-            return self.tiled(
-                choose_by_form(
-                    self.form,
-                    ["matmul_128_bf16", "matmul_128_int4", "matmul_128_fp8", "matmul_128_int8"],
-                ),
-                sms,
-                self,
-            );
+            let tiles = self.outputs.div_ceil(128) * most_rows.div_ceil(64);
+            // As many as fill all SMs once; of the bits of few rows eight or none.
+            let room = (Self::AT_ONCE * sms / tiles).clamp(1, Self::SPLITS);
+            let splits = match self.parts != Ptr::NULL && tiles <= Self::TICKETS {
+                true if same_bits && room == 1 => 1,
+                true if same_bits => Self::SPLITS,
+                true => room,
+                false => 1,
+            };
+            let kernels = if same_bits && splits == 1 {
+                [
+                    "matmul_64_bf16_parts",
+                    "matmul_64_int4_parts",
+                    "matmul_64_fp8_parts",
+                    "matmul_64_int8_parts",
+                ]
+            } else {
+                ["matmul_64_bf16", "matmul_64_int4", "matmul_64_fp8", "matmul_64_int8"]
+            };
+            return Launch::new(choose_by_form(self.form, kernels), [tiles, splits, 1], 256, self);
         }
         let kernels = [
             ["matmul_8_bf16", "matmul_16_bf16"],

@@ -92,15 +92,23 @@ impl CudaSizes {
         AttentionArgs::tile_queries(model.element, model.own.head_dim as u32, most, (blocks, sms))
     }
 
-    /// Splits of positions for rows that see at most `longest`: a power of two of them, so that contexts that grow seldom change them; more
-    /// than a row has change nothing.
-    pub(super) fn plan_attention(&self, longest: u32, rows: usize) -> AttentionPlan {
+    /// Splits of positions for the rows of chunks, each of which has so many queries for a key head and sees so far: a power of two of them, so that contexts
+    /// that grow seldom change them; more than a row has change nothing.
+    pub(super) fn plan_attention(
+        &self,
+        model: &CudaModel,
+        chunks: impl Iterator<Item = (u32, u32)>,
+        rows: usize,
+    ) -> AttentionPlan {
+        let (longest, positions) = chunks.fold((1, 0), |(longest, all), (queries, sees)| {
+            (sees.max(longest), all + AttentionPlan::positions(queries, sees, model.own.kv_heads))
+        });
         if self.deterministic {
             // Where fewer splits are enough, those of all rows are the shortest there are: with more blocks they would be the same ones.
             let [all, enough] = [self.max_context as u32, longest].map(AttentionPlan::of_rows);
             return AttentionPlan { splits: enough.splits.next_power_of_two().min(all.splits), ..all };
         }
-        let mut plan = AttentionPlan::new(longest);
+        let mut plan = AttentionPlan::new(longest, positions, model.gpu.info().sms);
         plan.splits = plan.splits.next_power_of_two();
         // Many rows keep the SMs busy without splits, and the workspace is not for both.
         while plan.splits > 1 && plan.splits as usize * rows > self.split_rows() {
@@ -135,7 +143,8 @@ impl CudaSizes {
     /// Tickets of a kernel: one for each tile of attention and key head, for each head, for a whole product.
     pub(super) fn tickets(&self, own: &ModelConfig) -> usize {
         let tiles = self.rows() * (own.heads / own.kv_heads).div_ceil(AttentionArgs::FEWEST_QUERIES);
-        (CudaSizes::bucket(tiles) * own.kv_heads).max(own.heads + 2 * own.kv_heads)
+        let of_attention = (CudaSizes::bucket(tiles) * own.kv_heads).max(own.heads + 2 * own.kv_heads);
+        of_attention.max(MatmulArgs::TICKETS as usize)
     }
 
     /// Blocks of a table.

@@ -323,7 +323,15 @@ impl CudaPasses {
     pub(super) fn multiply(&mut self, product: Product, rows: Ptr) -> Result<(), CudaError> {
         let sms = self.lane.sms();
         match (self.own_kernel(&product, rows), &self.widened) {
-            (Some(own), _) => self.lane.launch(&own.launch(product.element, product.rows as u32, sms)),
+            (Some(own), _) => {
+                let (element, rows) = (product.element, product.rows as u32);
+                let launch = if self.sizes.deterministic {
+                    own.launch(element, rows, sms)
+                } else {
+                    own.launch_of_any_bits(element, rows, sms)
+                };
+                self.lane.launch(&launch)
+            }
             (None, Some(widened)) if product.records.is_some() => {
                 let Product { w, inputs, outputs, records: form, .. } = product;
                 let (out, records, form) = (widened.ptr(), w, form_of(form));
@@ -342,11 +350,13 @@ impl CudaPasses {
         let own = match records {
             _ if self.sizes.deterministic => true,
             None => element == Element::Bf16 && MatmulArgs::fits(product.rows as u32, inputs),
-            Some(_) => {
-                let capability = self.model.gpu().info().capability;
-                product.rows <= MatmulArgs::most_rows_of_records(capability) as usize
-            }
+            Some(_) => product.rows <= MatmulArgs::MOST_ROWS_OF_RECORDS as usize,
         };
-        own.then_some(MatmulArgs { x, w, bias, out, rows, inputs, outputs, add, form })
+        // Attention's workspace, which it has not begun to use, or is done with.
+        let numbers = self.sizes.split_rows() * self.model.own.heads * self.model.config.head_dim;
+        let has_room = MatmulArgs::parts(product.rows, product.outputs) <= numbers;
+        let parts = if has_room { self.attention_sums.ptr() } else { Ptr::NULL };
+        let tickets = self.tickets.ptr();
+        own.then_some(MatmulArgs { x, w, bias, out, rows, inputs, outputs, add, form, parts, tickets })
     }
 }

@@ -73,9 +73,8 @@ impl CudaPasses {
         assert!(draft.chunks.iter().all(within), "more than {STEPS} steps");
         let places = CudaSizes::bucket(count);
         let group = (config.heads / config.kv_heads) as u32;
-        let longest =
-            draft.chunks.iter().map(|chunk| chunk.state.base + chunk.state.steps).max().unwrap_or(1);
-        let plan = sizes.plan_attention(longest.max(1), places);
+        let sees = draft.chunks.iter().map(|chunk| (group, chunk.state.base + chunk.state.steps));
+        let plan = sizes.plan_attention(&self.model, sees, places);
         let queries = sizes.tile_queries(&self.model, std::iter::repeat_n(group, places), plan);
         let tiles_each = group.div_ceil(queries);
         let tables: Vec<&[BlockId]> = draft.chunks.iter().map(|chunk| chunk.table).collect();

@@ -343,10 +343,14 @@ impl CudaPasses {
         let small = bucket <= CudaSizes::GRAPH_ROWS;
         let up_to = |bucket: usize, len: usize| if small { bucket } else { len };
         let chunk_places = up_to(sizes.chunk_places(bucket), count);
-        let longest = positions.iter().max().map_or(1, |last| last + 1);
-        let plan = sizes.plan_attention(longest, up_to(bucket, rows));
-        let queries = chunks.iter().map(|chunk| attending(chunk) * group);
-        let tile_queries = sizes.tile_queries(&self.model, queries, plan);
+        let queries = || chunks.iter().map(|chunk| attending(chunk) * group);
+        let sees = |chunk: &Chunk| {
+            let rows = chunk.first as usize..(chunk.first + chunk.rows) as usize;
+            positions[rows].iter().max().map_or(0, |last| last + 1)
+        };
+        let plan =
+            sizes.plan_attention(&self.model, queries().zip(chunks.iter().map(sees)), up_to(bucket, rows));
+        let tile_queries = sizes.tile_queries(&self.model, queries(), plan);
         let (stride, blocks) = sizes.block_tables(tables);
         let proposal_stride = proposals.iter().map(|proposals| proposals.len()).max().unwrap_or(0).max(1);
         let proposal_stride = proposal_stride.next_power_of_two();

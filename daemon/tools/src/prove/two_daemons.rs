@@ -18,6 +18,8 @@ use super::table::{Answer, Proof, Way};
 
 /// Attempts to kill one while it has a stream open.
 const ATTEMPTS: usize = 3;
+/// The least that a config may say.
+const LEAST_OF_GPU: f64 = 0.05;
 
 /// What two daemons of one config cannot have, or this client cannot speak.
 ///
@@ -41,9 +43,10 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn start(args: &ProveArgs) -> Result<Daemon> {
+    /// It takes so much of a GPU's memory, if it has one.
+    fn start(args: &ProveArgs, of_gpu: f64) -> Result<Daemon> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["serve", "--listen", "127.0.0.1:0"]);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--gpu-memory-utilization", &of_gpu.to_string()]);
         if let Some(file) = &args.config {
             command.arg("-c").arg(file);
         }
@@ -84,13 +87,16 @@ impl Drop for Daemon {
 /// A daemon does not start, no stream was open when one was killed, or a request fails.
 pub(super) async fn run(
     args: &ProveArgs,
+    config: &Config,
     requests: &Requests,
     streams: usize,
     proof: &mut Proof,
 ) -> Result<()> {
+    // Both are on the same GPU.
+    let of_gpu = (config.device.gpu_memory_utilization / 2.0).max(LEAST_OF_GPU);
     // What is short may have been written whole before its daemon was killed.
     for _ in 0..ATTEMPTS {
-        if let Some(way) = once(args, requests, streams).await? {
+        if let Some(way) = once((args, of_gpu), requests, streams).await? {
             proof.add(way);
             return Ok(());
         }
@@ -101,9 +107,9 @@ pub(super) async fn run(
 }
 
 /// One attempt; none if no stream was open.
-async fn once(args: &ProveArgs, requests: &Requests, streams: usize) -> Result<Option<Way>> {
+async fn once((args, of_gpu): (&ProveArgs, f64), requests: &Requests, streams: usize) -> Result<Option<Way>> {
     eprintln!("  two daemons start");
-    let daemons = [Daemon::start(args)?, Daemon::start(args)?];
+    let daemons = [Daemon::start(args, of_gpu)?, Daemon::start(args, of_gpu)?];
     let urls = daemons.iter().map(|daemon| daemon.url.clone()).collect();
     let key = std::env::var("OPENAI_API_KEY").ok().filter(|key| !key.is_empty());
     let servers = ResumedStreams::new(urls, streams, key.as_deref());

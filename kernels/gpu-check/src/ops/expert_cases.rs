@@ -349,6 +349,7 @@ pub(super) fn a_row_has_the_bits_of_a_product_with_its_expert(bench: &Bench<'_>)
                     outputs: 2 * width as u32,
                     add: 0,
                     form,
+                    ..MatmulArgs::default()
                 };
                 // A few of many.
                 if rows > 8 && place % 9 > 0 {

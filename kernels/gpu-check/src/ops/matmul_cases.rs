@@ -55,6 +55,7 @@ fn check(bench: &Bench<'_>, case: &Case, order: i32) {
         outputs: outputs as u32,
         add: u32::from(add),
         form: 0,
+        ..MatmulArgs::default()
     };
     bench.run(&args.launch(element, bucket as u32, 1), order);
     for r in 0..rows {
@@ -101,12 +102,15 @@ pub(super) fn matmul_is_the_cpus(bench: &Bench<'_>) {
 }
 
 pub(super) fn a_row_has_the_same_bits_in_any_bucket(bench: &Bench<'_>) {
-    // Warps have a step too few, one more than others, several.
-    for (inputs, outputs) in [(32, 5), (320, 24), (544, 150)] {
+    // Warps have a step too few, one more than others, several; tiles are split among blocks where there are as many SMs.
+    for (inputs, outputs) in [(32, 5), (320, 24), (544, 150), (1344, 260)] {
         let mut random = Random::new(8);
         let (x, w) = (random.numbers(200 * inputs), random.numbers(outputs * inputs));
         let (bias, before) = (bench.lasting(&random.numbers(outputs)), random.numbers(200 * outputs));
-        let run = |rows: Range<usize>, bucket: u32, order: i32| {
+        let (parts, tickets) = (bench.floats(&vec![f32::NAN; MatmulArgs::parts(256, outputs)]), {
+            bench.words(&vec![0; MatmulArgs::TICKETS as usize])
+        });
+        let run = |rows: Range<usize>, bucket: u32, (splits, order): (bool, i32)| {
             let values = &x[rows.start * inputs..rows.end * inputs];
             let mut padded = values.to_vec();
             padded.resize(bucket as usize * inputs, f32::NAN);
@@ -121,20 +125,31 @@ pub(super) fn a_row_has_the_same_bits_in_any_bucket(bench: &Bench<'_>) {
                 inputs: inputs as u32,
                 outputs: outputs as u32,
                 add: 1,
-                form: 0,
+                parts: if splits { parts.ptr() } else { Ptr::NULL },
+                tickets: tickets.ptr(),
+                ..MatmulArgs::default()
             };
-            bench.run(&args.launch(Element::Bf16, bucket, 3), order);
+            let launch = args.launch(Element::Bf16, bucket, 12);
+            assert!(bucket <= 16 || splits == (launch.grid[1] > 1), "{:?} for {bucket} rows", launch.grid);
+            bench.run(&launch, order);
+            assert!(tickets.read().iter().all(|ticket| *ticket == 0), "a ticket stays taken");
             out.read()
         };
-        let few = run(0..16, 16, 0);
+        let few = run(0..16, 16, (false, 0));
         for r in 0..16 {
-            assert_eq!(run(r..r + 1, 1, 0), few[r * outputs..(r + 1) * outputs], "{inputs} inputs, row {r}");
+            let alone = run(r..r + 1, 1, (false, 0));
+            assert_eq!(alone, few[r * outputs..(r + 1) * outputs], "{inputs} inputs, row {r}");
         }
-        for (turn, (rows, bucket)) in [(17, 32), (100, 128), (129, 192), (200, 256)].into_iter().enumerate() {
-            let many = run(0..rows, bucket, bench.order(turn));
+        for (turn, (rows, bucket)) in [(17, 32), (33, 48), (100, 128), (129, 192), (200, 256)]
+            .into_iter()
+            .flat_map(|rows| [(false, rows), (true, rows)])
+            .enumerate()
+            .map(|(turn, (splits, rows))| ((splits, bench.order(turn)), rows))
+        {
+            let many = run(0..rows, bucket, turn);
             assert_eq!(many[..16 * outputs], few, "{inputs} inputs, among {rows}");
             for last in [rows - 1, rows - 9] {
-                let alone = run(last..last + 1, 8, 0);
+                let alone = run(last..last + 1, 8, (false, 0));
                 assert_eq!(
                     many[last * outputs..(last + 1) * outputs],
                     alone,

@@ -258,6 +258,7 @@ impl<'e> HeldTwice<'e> {
             outputs: self.outputs as u32,
             add: u32::from(add),
             form: self.form,
+            ..MatmulArgs::default()
         };
         [own, MatmulArgs { w: self.wide.ptr(), out: out[1], form: 0, ..own }]
     }
@@ -299,6 +300,7 @@ pub(super) fn products_with_records_are_those_of_their_numbers(bench: &Bench<'_>
             (16, 16, [256, 304]),
             (33, 48, [160, 40]),
             (100, 128, [416, 24]),
+            (70, 96, [544, 152]),
         ]
         .into_iter()
         .enumerate()
@@ -309,12 +311,26 @@ pub(super) fn products_with_records_are_those_of_their_numbers(bench: &Bench<'_>
             let (x, held) = inputs_of(bench, rows, bucket, inputs);
             let mut random = Random::new(case as u64);
             let (before, bias) = (random.numbers(rows * outputs), random.numbers(outputs));
-            let out = bench.floats(&before);
-            let args =
-                matrix.products(bench, rows, held.ptr(), bench.lasting(&bias), [out.ptr(), Ptr::NULL], add)
-                    [0];
-            bench.run(&args.launch(BF16, bucket as u32, 1), order);
-            let found = out.read();
+            let bias_there = bench.lasting(&bias);
+            let [parts, tickets] = split_workspace(bench, bucket, outputs);
+            let run = |any_bits: bool, splits: bool, sms: u32| {
+                let out = bench.floats(&before);
+                let args =
+                    matrix.products(bench, rows, held.ptr(), bias_there, [out.ptr(), Ptr::NULL], add)[0];
+                let parts = if splits { parts } else { Ptr::NULL };
+                let args = MatmulArgs { parts, tickets, ..args };
+                let launch = if any_bits { MatmulArgs::launch_of_any_bits } else { MatmulArgs::launch };
+                let launch = launch(args, BF16, bucket as u32, sms);
+                assert_eq!(launch.grid[1] > 1, splits && bucket > 16);
+                bench.run(&launch, order);
+                out.read()
+            };
+            let found = run(false, false, 4);
+            // Split into eight, the bits are those of eight parts.
+            for (any_bits, sms) in [(false, 4), (true, 40)] {
+                assert_eq!(run(any_bits, true, sms), found, "{form:?}, {rows} rows of {shape:?}: split");
+            }
+            let whole = [run(true, false, 4), run(true, true, 6)];
             let (mut squares, mut errors) = (0.0, 0.0);
             for (place, found) in found.iter().enumerate() {
                 let (r, o) = (place / outputs, place % outputs);
@@ -329,6 +345,9 @@ pub(super) fn products_with_records_are_those_of_their_numbers(bench: &Bench<'_>
                 // Sums of codes are scaled in f32; a weight with a minimum may be rounded to the other side.
                 if form != FORMS[1] {
                     close(*found, sum, (inputs as f64).sqrt(), 1e-6, &what);
+                }
+                for whole in &whole {
+                    close(whole[place], f64::from(*found), (inputs as f64).sqrt(), 1e-6, &what);
                 }
                 squares += exact * exact;
                 errors += (f64::from(*found) - exact) * (f64::from(*found) - exact);
@@ -436,25 +455,35 @@ pub(super) fn products_with_records_have_the_bits_of_the_widened_ones(bench: &Be
     }
 }
 
+/// Parts that are no numbers, and tickets.
+fn split_workspace(bench: &Bench<'_>, bucket: usize, outputs: usize) -> [Ptr; 2] {
+    let parts = vec![f32::NAN; MatmulArgs::parts(bucket, outputs)];
+    [bench.lasting(&parts), bench.lasting(&vec![0_u32; MatmulArgs::TICKETS as usize])]
+}
+
 pub(super) fn a_row_of_a_product_with_records_has_the_same_bits_in_any_bucket(bench: &Bench<'_>) {
     // The last record is half, and one warp has none.
     let (inputs, outputs, most) = (928, 24, 150);
     for (turn, form) in FORMS.into_iter().enumerate() {
         let matrix = HeldTwice::new(bench, form, [inputs, outputs], 0);
         let (x, _) = inputs_of(bench, most, most, inputs);
-        let run = |rows: std::ops::Range<usize>, bucket: u32| {
+        let [parts, tickets] = split_workspace(bench, 192, outputs);
+        let run = |rows: std::ops::Range<usize>, bucket: u32, splits: bool| {
             let held = bench.elements(BF16, &x[rows.start * inputs..rows.end * inputs]);
             let out = bench.floats(&vec![0.0; rows.len() * outputs]);
             let args = matrix.products(bench, rows.len(), held.ptr(), Ptr::NULL, [out.ptr(); 2], false)[0];
+            let args = MatmulArgs { parts: if splits { parts } else { Ptr::NULL }, tickets, ..args };
             bench.run(&args.launch(BF16, bucket, 3), bench.order(turn));
             out.read()
         };
-        let together = run(0..most, 192);
+        let together = run(0..most, 192, false);
         for (rows, bucket) in
             [(0..1, 1), (7..15, 8), (60..76, 16), (30..62, 32), (40..140, 128), (149..150, 1)]
         {
             let own = &together[rows.start * outputs..rows.end * outputs];
-            assert_eq!(run(rows.clone(), bucket), own, "{form:?}, rows {rows:?}");
+            for splits in [false, true] {
+                assert_eq!(run(rows.clone(), bucket, splits), own, "{form:?}, rows {rows:?}");
+            }
         }
     }
 }

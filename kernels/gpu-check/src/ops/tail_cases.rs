@@ -50,6 +50,7 @@ impl Operands<'_> {
             outputs: outputs as u32,
             add: u32::from(add),
             form: 0,
+            ..MatmulArgs::default()
         }
     }
 }

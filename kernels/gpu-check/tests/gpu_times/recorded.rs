@@ -127,7 +127,7 @@ impl Step {
         let number = |at: usize| words[at].parse::<f64>().expect("a number of a record");
         let what = if kind == "kernel" { words[0] } else { kind }.to_owned();
         let work = match kind {
-            "kernel" => of_kernel(words[0], &Args::of(words[5]), rows),
+            "kernel" => of_kernel(words[0], number(2), &Args::of(words[5]), rows),
             "product" => {
                 let [rows, inputs, outputs, element] = [0, 1, 2, 3].map(number);
                 let out = F32 * rows * outputs;
@@ -204,11 +204,11 @@ fn weight_bytes(inputs: f64, outputs: f64, form: f64) -> f64 {
     (outputs / 8.0).ceil() * (inputs / 128.0).ceil() * record
 }
 
-/// What a kernel in bf16 does.
+/// What a kernel in bf16 does, of so many blocks in the grid's second direction.
 ///
 /// # Panics
 /// For a kernel that it does not know: whoever adds one says here what it reads.
-fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
+fn of_kernel(kernel: &str, splits: f64, args: &Args, rows: &Rows) -> Work {
     let (all, sampled) = (rows.all(), rows.sampled());
     let moves = |each: f64, of_read: f64, of_written: f64| Work::Moves {
         read: each * of_read,
@@ -227,10 +227,8 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
         _ if kernel.starts_with("matmul_") => {
             let (most, what) = if let Some(what) = kernel.strip_prefix("matmul_8_") {
                 (8.0, what)
-            } else if let Some(what) = kernel.strip_prefix("matmul_128_") {
-                (128.0, what)
             } else if let Some(what) = kernel.strip_prefix("matmul_64_") {
-                (f64::INFINITY, what)
+                (f64::INFINITY, what.trim_end_matches("_parts"))
             } else {
                 (16.0, &kernel[10..])
             };
@@ -258,9 +256,11 @@ fn of_kernel(kernel: &str, args: &Args, rows: &Rows) -> Work {
                 "heads" => (F32 * out, 1.0),
                 what => panic!("a product with {what} is not known here: what does it write?"),
             };
+            // Blocks that split the inputs leave their sums for the last.
+            let parts = if splits > 1.0 { splits * F32 * out } else { 0.0 };
             Work::Product {
-                read: weights + HELD * all * inputs + add * F32 * out,
-                written,
+                read: weights + HELD * all * inputs + add * F32 * out + parts,
+                written: written + parts,
                 operations: 2.0 * all * inputs * outputs,
                 share: if kernel.starts_with("matmul_64_") { OF_64_ROWS } else { PRODUCTS },
                 tails,
