@@ -111,11 +111,16 @@ pub struct ServeArgs {
     #[arg(long, long_help = format!("How speculative lengths are chosen, instead of speculation.policy: {}", Policy::FORMS))]
     pub policy: Option<String>,
     /// Share of a GPU's memory for weights, KV and buffers together, 0.05 to 1, instead of device.gpu_memory_utilization.
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = share)]
     pub gpu_memory_utilization: Option<f64>,
     /// Measure what passes cost anew, also if an earlier start has cached it; for policies that need to know it.
     #[arg(long)]
     pub profile: bool,
+}
+
+/// A number; the config says which are right. Infinity and what is no number would be null there.
+fn share(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|share: &f64| share.is_finite()).ok_or_else(|| "it is no number".to_owned())
 }
 
 /// `faser plan`.
@@ -233,6 +238,9 @@ mod tests {
         assert_eq!(config.server.listen.port(), 9);
         assert_eq!(config.tuning.policy.to_string(), "fixed:2");
         assert_eq!(config.device.gpu_memory_utilization, 0.4);
+        for wrong in ["nan", "inf", "much"] {
+            assert!(parse(&format!("faser serve --gpu-memory-utilization {wrong}")).is_err(), "{wrong}");
+        }
         let Command::Serve(args) = parse("faser serve --policy fixed:99").unwrap().command else {
             panic!("another command");
         };

@@ -299,6 +299,6 @@ KERNEL(256, 128, 2) matmul_64_int4(MatmulArgs a) { matmul_64<WideRecords<FourBit
 KERNEL(256, 128, 2) matmul_64_fp8(MatmulArgs a) { matmul_64<WideRecords<Fp8>>(a); }
 KERNEL(256, 128, 2) matmul_64_int8(MatmulArgs a) { matmul_64<WideRecords<Int8>>(a); }
 KERNEL(256, 128, 2) matmul_64_bf16_parts(MatmulArgs a) { matmul_64<WideBf16, true>(a); }
-KERNEL(256, 200, 1) matmul_64_int4_parts(MatmulArgs a) { matmul_64<WideRecords<FourBits>, true>(a); }
-KERNEL(256, 200, 1) matmul_64_fp8_parts(MatmulArgs a) { matmul_64<WideRecords<Fp8>, true>(a); }
-KERNEL(256, 200, 1) matmul_64_int8_parts(MatmulArgs a) { matmul_64<WideRecords<Int8>, true>(a); }
+KERNEL(256, 224, 1) matmul_64_int4_parts(MatmulArgs a) { matmul_64<WideRecords<FourBits>, true>(a); }
+KERNEL(256, 224, 1) matmul_64_fp8_parts(MatmulArgs a) { matmul_64<WideRecords<Fp8>, true>(a); }
+KERNEL(256, 224, 1) matmul_64_int8_parts(MatmulArgs a) { matmul_64<WideRecords<Int8>, true>(a); }

@@ -105,7 +105,7 @@ fn speed(lane: &mut CudaLane, setting: &Setting, report: &mut Report<'_>) -> Che
     let weights = (0..matrices).map(|_| buffer(most_bytes, 1)).collect::<Result<Vec<_>, _>>()?;
     let (x, out) = (buffer(most * inputs, 2)?, buffer(most * outputs, 4)?);
     let (parts, tickets) =
-        (buffer(MatmulArgs::parts(most, outputs), 4)?, buffer(MatmulArgs::TICKETS as usize, 4)?);
+        (buffer(MatmulArgs::SPLITS as usize * most * outputs, 4)?, buffer(MatmulArgs::TICKETS as usize, 4)?);
     for (to, count) in weights.iter().map(|w| (w, inputs * outputs)).chain([(&x, most * inputs)]) {
         lane.launch(&FillArgs::new(element, to.ptr(), count, 5, 0.05).launch(sms))?;
     }
@@ -165,7 +165,7 @@ fn speed(lane: &mut CudaLane, setting: &Setting, report: &mut Report<'_>) -> Che
                     parts,
                     tickets,
                 };
-                lane.launch(&args.launch_of_any_bits(element, rows as u32, sms))
+                lane.launch(&args.launch_of_any_bits(element, rows as u32, sms, MatmulArgs::SPLITS))
             })?;
             let floor = records.bytes() as f64 / bandwidth * 1e6;
             report.timed(name(rows, &format!("in {held_in} by our kernel")), took * 1e6, "us", Some(floor));

@@ -26,7 +26,7 @@ pub struct MatmulArgs {
     pub add: u32,
     /// Of weights in records their [form](form_of), else 0.
     pub form: u32,
-    /// Workspace for the sums of blocks that split the inputs, [`MatmulArgs::parts`] numbers of f32; null: they do not.
+    /// Workspace for the sums of blocks that split the inputs, f32 `[splits][rows][outputs]`; null: they do not.
     pub parts: Ptr,
     /// u32, [`MatmulArgs::TICKETS`] of them: 0, and 0 again afterwards.
     pub tickets: Ptr,
@@ -38,37 +38,44 @@ impl MatmulArgs {
     /// Most rows for which weights in records are not widened first.
     pub const MOST_ROWS_OF_RECORDS: u32 = 64;
     /// Most blocks that split the inputs of a tile of more rows: as many as the warps that do among few.
-    const SPLITS: u32 = 8;
+    pub const SPLITS: u32 = 8;
     /// Most tiles that are split.
     pub const TICKETS: u32 = 256;
     /// Blocks of more rows that an SM has room for at once.
     const AT_ONCE: u32 = 2;
 
-    /// Numbers of the workspace of a product of so many rows and outputs.
-    #[must_use]
-    pub fn parts(most_rows: usize, outputs: usize) -> usize {
-        Self::SPLITS as usize * most_rows * outputs
-    }
-
-    /// The element is that of `x` and `w`. In bf16 a row has the same bits whatever the number of rows.
+    /// The element is that of `x` and `w`. In bf16 a row has the same bits whatever the number of rows. The workspace, if there is one, is for
+    /// [`MatmulArgs::SPLITS`].
     ///
     /// # Panics
     /// In bf16, if inputs are no multiple of 32.
     #[must_use]
     pub fn launch(self, element: Element, most_rows: u32, sms: u32) -> Launch<MatmulArgs> {
-        self.launch_by(element, most_rows, sms, true)
+        self.launch_by(element, most_rows, sms, None)
     }
 
-    /// The same, where bits may depend on the number of rows, in less time if there are many of them.
+    /// The same, where bits may depend on the number of rows, in less time if there are many of them. The workspace has room for so many splits.
     ///
     /// # Panics
     /// As [`MatmulArgs::launch`].
     #[must_use]
-    pub fn launch_of_any_bits(self, element: Element, most_rows: u32, sms: u32) -> Launch<MatmulArgs> {
-        self.launch_by(element, most_rows, sms, false)
+    pub fn launch_of_any_bits(
+        self,
+        element: Element,
+        most_rows: u32,
+        sms: u32,
+        most_splits: u32,
+    ) -> Launch<MatmulArgs> {
+        self.launch_by(element, most_rows, sms, Some(most_splits))
     }
 
-    fn launch_by(self, element: Element, most_rows: u32, sms: u32, same_bits: bool) -> Launch<MatmulArgs> {
+    fn launch_by(
+        self,
+        element: Element,
+        most_rows: u32,
+        sms: u32,
+        of_any_bits: Option<u32>,
+    ) -> Launch<MatmulArgs> {
         if element == Element::F32 {
             let blocks = strided((most_rows * self.outputs).div_ceil(8), sms, 8);
             return Launch::new("matmul_f32", [blocks, 1, 1], 256, self);
@@ -78,13 +85,12 @@ impl MatmulArgs {
             let tiles = self.outputs.div_ceil(128) * most_rows.div_ceil(64);
             // As many as fill all SMs once; of the bits of few rows eight or none.
             let room = (Self::AT_ONCE * sms / tiles).clamp(1, Self::SPLITS);
-            let splits = match self.parts != Ptr::NULL && tiles <= Self::TICKETS {
-                true if same_bits && room == 1 => 1,
-                true if same_bits => Self::SPLITS,
-                true => room,
-                false => 1,
+            let splits = match of_any_bits {
+                _ if self.parts == Ptr::NULL || tiles > Self::TICKETS || room == 1 => 1,
+                Some(most) => room.min(most.max(1)),
+                None => Self::SPLITS,
             };
-            let kernels = if same_bits && splits == 1 {
+            let kernels = if of_any_bits.is_none() && splits == 1 {
                 [
                     "matmul_64_bf16_parts",
                     "matmul_64_int4_parts",

@@ -328,7 +328,10 @@ impl CudaPasses {
                 let launch = if self.sizes.deterministic {
                     own.launch(element, rows, sms)
                 } else {
-                    own.launch_of_any_bits(element, rows, sms)
+                    // Whatever part of the SMs a lane has: no number is to depend on that.
+                    let sms =
+                        if MatmulArgs::fits(rows, own.inputs) { sms } else { self.model.gpu().info().sms };
+                    own.launch_of_any_bits(element, rows, sms, self.room_for_splits(&product))
                 };
                 self.lane.launch(&launch)
             }
@@ -343,6 +346,12 @@ impl CudaPasses {
         }
     }
 
+    /// Splits of a product that attention's workspace has room for, which attention has not begun to use, or is done with.
+    fn room_for_splits(&self, product: &Product) -> u32 {
+        let numbers = self.sizes.split_rows() * self.model.own.heads * self.model.config.head_dim;
+        (numbers / (product.rows * product.outputs).max(1)).min(MatmulArgs::SPLITS as usize) as u32
+    }
+
     /// Our own kernel's arguments, for few rows in bf16; none elsewhere. Of deterministic passes for all: its bits are of a row alone.
     fn own_kernel(&self, product: &Product, rows: Ptr) -> Option<MatmulArgs> {
         let Product { element, x, w, bias, out, inputs, outputs, add, records, .. } = *product;
@@ -352,9 +361,8 @@ impl CudaPasses {
             None => element == Element::Bf16 && MatmulArgs::fits(product.rows as u32, inputs),
             Some(_) => product.rows <= MatmulArgs::MOST_ROWS_OF_RECORDS as usize,
         };
-        // Attention's workspace, which it has not begun to use, or is done with.
-        let numbers = self.sizes.split_rows() * self.model.own.heads * self.model.config.head_dim;
-        let has_room = MatmulArgs::parts(product.rows, product.outputs) <= numbers;
+        let least = if self.sizes.deterministic { MatmulArgs::SPLITS } else { 2 };
+        let has_room = self.room_for_splits(product) >= least;
         let parts = if has_room { self.attention_sums.ptr() } else { Ptr::NULL };
         let tickets = self.tickets.ptr();
         own.then_some(MatmulArgs { x, w, bias, out, rows, inputs, outputs, add, form, parts, tickets })

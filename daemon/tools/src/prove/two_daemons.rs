@@ -69,7 +69,9 @@ impl Daemon {
             }
         }
         let status = daemon.child.wait()?;
-        Err(anyhow!("a daemon of this config ended with {status}: `faser serve` says why"))
+        Err(anyhow!(
+            "a daemon of this config ended with {status}: `faser serve --gpu-memory-utilization {of_gpu}` says why"
+        ))
     }
 }
 

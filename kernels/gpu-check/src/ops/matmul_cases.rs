@@ -107,18 +107,20 @@ pub(super) fn a_row_has_the_same_bits_in_any_bucket(bench: &Bench<'_>) {
         let mut random = Random::new(8);
         let (x, w) = (random.numbers(200 * inputs), random.numbers(outputs * inputs));
         let (bias, before) = (bench.lasting(&random.numbers(outputs)), random.numbers(200 * outputs));
-        let (parts, tickets) = (bench.floats(&vec![f32::NAN; MatmulArgs::parts(256, outputs)]), {
-            bench.words(&vec![0; MatmulArgs::TICKETS as usize])
-        });
+        let (parts, tickets) =
+            (bench.floats(&vec![f32::NAN; MatmulArgs::SPLITS as usize * 256 * outputs]), {
+                bench.words(&vec![0; MatmulArgs::TICKETS as usize])
+            });
+        let held = bench.elements(Element::Bf16, &w);
         let run = |rows: Range<usize>, bucket: u32, (splits, order): (bool, i32)| {
             let values = &x[rows.start * inputs..rows.end * inputs];
             let mut padded = values.to_vec();
             padded.resize(bucket as usize * inputs, f32::NAN);
-            let (x, w) = (bench.elements(Element::Bf16, &padded), bench.elements(Element::Bf16, &w));
+            let x = bench.elements(Element::Bf16, &padded);
             let out = bench.floats(&before[rows.start * outputs..rows.end * outputs]);
             let args = MatmulArgs {
                 x: x.ptr(),
-                w: w.ptr(),
+                w: held.ptr(),
                 bias,
                 out: out.ptr(),
                 rows: bench.count(rows.len()),

@@ -313,24 +313,27 @@ pub(super) fn products_with_records_are_those_of_their_numbers(bench: &Bench<'_>
             let (before, bias) = (random.numbers(rows * outputs), random.numbers(outputs));
             let bias_there = bench.lasting(&bias);
             let [parts, tickets] = split_workspace(bench, bucket, outputs);
-            let run = |any_bits: bool, splits: bool, sms: u32| {
+            let run = |any_bits: Option<u32>, splits: bool, sms: u32| {
                 let out = bench.floats(&before);
                 let args =
                     matrix.products(bench, rows, held.ptr(), bias_there, [out.ptr(), Ptr::NULL], add)[0];
                 let parts = if splits { parts } else { Ptr::NULL };
                 let args = MatmulArgs { parts, tickets, ..args };
-                let launch = if any_bits { MatmulArgs::launch_of_any_bits } else { MatmulArgs::launch };
-                let launch = launch(args, BF16, bucket as u32, sms);
+                let launch = match any_bits {
+                    Some(most) => args.launch_of_any_bits(BF16, bucket as u32, sms, most),
+                    None => args.launch(BF16, bucket as u32, sms),
+                };
+                assert!(any_bits.is_none_or(|most| launch.grid[1] <= most), "{:?}", launch.grid);
                 assert_eq!(launch.grid[1] > 1, splits && bucket > 16);
                 bench.run(&launch, order);
                 out.read()
             };
-            let found = run(false, false, 4);
+            let found = run(None, false, 4);
             // Split into eight, the bits are those of eight parts.
-            for (any_bits, sms) in [(false, 4), (true, 40)] {
+            for (any_bits, sms) in [(None, 4), (Some(8), 40)] {
                 assert_eq!(run(any_bits, true, sms), found, "{form:?}, {rows} rows of {shape:?}: split");
             }
-            let whole = [run(true, false, 4), run(true, true, 6)];
+            let whole = [run(Some(1), false, 4), run(Some(8), true, 6), run(Some(3), true, 40)];
             let (mut squares, mut errors) = (0.0, 0.0);
             for (place, found) in found.iter().enumerate() {
                 let (r, o) = (place / outputs, place % outputs);
@@ -457,7 +460,7 @@ pub(super) fn products_with_records_have_the_bits_of_the_widened_ones(bench: &Be
 
 /// Parts that are no numbers, and tickets.
 fn split_workspace(bench: &Bench<'_>, bucket: usize, outputs: usize) -> [Ptr; 2] {
-    let parts = vec![f32::NAN; MatmulArgs::parts(bucket, outputs)];
+    let parts = vec![f32::NAN; MatmulArgs::SPLITS as usize * bucket * outputs];
     [bench.lasting(&parts), bench.lasting(&vec![0_u32; MatmulArgs::TICKETS as usize])]
 }
 
