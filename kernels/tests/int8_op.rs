@@ -47,7 +47,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
     fn all_instruction_sets_give_the_same_bits(
-        rows in 1usize..=64, inputs in 1usize..200, outputs in 1usize..200, workers in 1usize..=3, seed in any::<u64>(),
+        rows in 1usize..=64, inputs in 1usize..500, outputs in 1usize..200, workers in 1usize..=3, seed in any::<u64>(),
         add in any::<bool>(), size in -30i32..30,
     ) {
         let mut random = Random::new(seed);

@@ -239,7 +239,6 @@ impl<'a, T> SharedMut<'a, T> {
     }
 
     /// Where an element is, or would be.
-    #[cfg(target_arch = "x86_64")]
     pub(crate) fn address(self, at: usize) -> *const T {
         self.start.wrapping_add(at)
     }
@@ -277,7 +276,6 @@ impl<'a> SharedRows<'a> {
     }
 
     /// Where an element is, to prefetch it.
-    #[cfg(target_arch = "x86_64")]
     pub(crate) fn address(self, r: usize, column: usize) -> *const f32 {
         self.data.address(r * self.stride + self.first + column)
     }

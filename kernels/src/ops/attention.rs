@@ -13,8 +13,8 @@ use super::store_kv::Scaled;
 use crate::lane::Scratch;
 use crate::memory::{KvCache, KvShape, POSITIONS, Pages, Rows, SharedRows, View, ViewMut};
 use crate::simd::{
-    Ask, DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, Steps, dispatch, dispatch_bytes_in_vectors, exp,
-    half_of, multiply, packed_words, shorts,
+    Ask, DotBf16, FmaBf16, FmaF32, Kernel, Product, Simd, Steps, dispatch, dispatch_bytes, exp, half_of,
+    multiply, packed_words, shorts,
 };
 use crate::{Lane, Op};
 use half::bf16;
@@ -88,7 +88,7 @@ pub fn attention(
             let same = rows.table_of[first..end].iter().take_while(|of| **of == table).count();
             let item = Item { q, kv, layer, rows, shape, out, head, first, count: same };
             match kv.pages() {
-                Pages::Int8 { .. } => dispatch_bytes_in_vectors(isa, AttendBytes { item, scratch }),
+                Pages::Int8 { .. } => dispatch_bytes(isa, AttendBytes { item, scratch }),
                 Pages::F32 { .. } | Pages::Bf16 { .. } => dispatch(isa, Attend { item, scratch }),
             }
             first += same;

@@ -5,7 +5,7 @@
 //! outputs of the tile.
 //!
 //! Activations lie as blocks of [`TILE`] rows: `[step][TILE][32]` bf16. Weights lie as in `memory/matrix.rs`: there a step of a panel is
-//! two tiles side by side. For int8 both are as `ops/matmul/amx_int8.rs` and `memory/matrix.rs` say.
+//! two tiles side by side. For whole numbers both are as `ops/matmul/amx_whole.rs` says.
 
 use half::bf16;
 use std::arch::asm;
@@ -178,10 +178,12 @@ pub(crate) unsafe fn two_blocks(
 pub(crate) struct ForBytes(());
 
 impl ForBytes {
+    /// For so many rows, up to [`TILE`].
+    ///
     /// # Safety
     /// The machine [granted] it; no other function of this file is called before the drop.
-    pub(crate) unsafe fn set_up() -> ForBytes {
-        let (sums, activations, weights) = ((TILE, 64), (TILE, 32), (8, 64));
+    pub(crate) unsafe fn set_up(rows: usize) -> ForBytes {
+        let (sums, activations, weights) = ((rows, 64), (rows, 32), (8, 64));
         let mut config = config([TILE; 8]);
         for (tile, (rows, bytes)) in
             [sums, sums, activations, activations, weights, weights].into_iter().enumerate()
@@ -201,29 +203,31 @@ impl Drop for ForBytes {
     }
 }
 
-/// Whole-numbered dot products of one step: 16 rows by 16 outputs for each of its two blocks of 32 inputs.
+/// Whole-numbered dot products of one step: some rows by 16 outputs for each of its two blocks of 32 inputs, [`SUMS`] apart.
 ///
 /// # Safety
-/// Tiles are [`ForBytes`]. `x` is `[2][TILE][32]` signed bytes; `weights` are 16 rows of 16 words, four unsigned bytes each, 128 bytes apart.
+/// Tiles are [`ForBytes`] of `rows`. `x` is `[2][rows][32]` signed bytes; `weights` are `[2][8][16]` words, four signed bytes each; `dots` has
+/// room for two tiles.
 #[inline(always)]
-pub(crate) unsafe fn products_of_bytes(x: *const u8, weights: *const u32, dots: &mut [[u32; SUMS]; 2]) {
+pub(crate) unsafe fn products_of_bytes(rows: usize, x: *const u8, weights: *const u8, dots: *mut u32) {
     // SAFETY: reads what the caller promises, writes the dot products.
     unsafe {
         asm!(
             "tilezero tmm0",
             "tilezero tmm1",
             "tileloadd tmm2, [{x} + {half}*1]",
-            "tileloadd tmm4, [{weights} + {half}*4]",
-            "tdpbsud tmm0, tmm2, tmm4",
-            "tileloadd tmm3, [{x} + {half}*1 + 512]",
-            "tileloadd tmm5, [{weights} + {half}*4 + 1024]",
-            "tdpbsud tmm1, tmm3, tmm5",
+            "tileloadd tmm4, [{weights} + {half}*2]",
+            "tdpbssd tmm0, tmm2, tmm4",
+            "tileloadd tmm3, [{second} + {half}*1]",
+            "tileloadd tmm5, [{weights} + {half}*2 + 512]",
+            "tdpbssd tmm1, tmm3, tmm5",
             "tilestored [{dots} + {half}*2], tmm0",
             "tilestored [{dots} + {half}*2 + 1024], tmm1",
             x = in(reg) x,
+            second = in(reg) x.wrapping_add(32 * rows),
             weights = in(reg) weights,
             half = in(reg) 32_usize,
-            dots = in(reg) dots.as_mut_ptr(),
+            dots = in(reg) dots,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
             options(nostack),
         );

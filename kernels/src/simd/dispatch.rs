@@ -33,19 +33,20 @@ pub(crate) fn dispatch<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
     portably(kernel)
 }
 
-/// [`dispatch`] for kernels of [`super::Simd::dot_bytes`]: where the machine has VNNI, or `sdot` on ARM, which are apart from the
-/// sets of [`Isa`](crate::Isa), they are compiled for that too. The results are the same.
-pub(crate) fn dispatch_bytes<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
-    #[cfg(target_arch = "x86_64")]
-    if isa.isa() == crate::Isa::Amx {
-        // SAFETY: `Supported` says that the machine has it.
-        return unsafe { avx512::run_tiles(kernel) };
-    }
-    dispatch_bytes_in_vectors(isa, kernel)
+/// Runs a kernel that is for tiles alone.
+///
+/// # Safety
+/// The machine has AMX.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn dispatch_tiles<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller's promise.
+    unsafe { avx512::run_tiles(kernel) }
 }
 
-/// The same of kernels that have nothing to do with tiles, nor with bf16: they are compiled for fewer sets.
-pub(crate) fn dispatch_bytes_in_vectors<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
+/// [`dispatch`] for kernels of [`super::Simd::dot_bytes`]: where the machine has VNNI, or `sdot` on ARM, which are apart from the
+/// sets of [`Isa`](crate::Isa), they are compiled for that too. The results are the same. They have nothing to do with tiles, nor with bf16:
+/// they are compiled for fewer sets.
+pub(crate) fn dispatch_bytes<K: Kernel>(isa: Supported, kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
     {
         use crate::Isa;

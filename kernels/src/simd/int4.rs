@@ -6,13 +6,10 @@
 //! looked up in a table of their doubles, where unsigned ones are due of 12 more.
 
 use super::Simd;
-use super::int8::{Beside, DotWhole, Held, Quantised};
+use super::int8::{Beside, Held, Quantised};
 use super::panel::Ask;
 use crate::memory::{BLOCK, E2M1};
 use std::marker::PhantomData;
-
-/// int4 weights of the form `F` times int8 activations.
-pub(crate) type DotInt4<F> = DotWhole<Int4<F>>;
 
 /// What is different between the forms.
 pub(crate) trait Form {
@@ -24,6 +21,13 @@ pub(crate) trait Form {
     /// Factors, of halves of bytes.
     #[inline(always)]
     fn factors<S: Simd>(_s: S, halves: S::I) -> S::I {
+        halves
+    }
+
+    /// The same, less their offset.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn signed<S: Simd>(_s: S, halves: S::I) -> S::I {
         halves
     }
 
@@ -48,6 +52,12 @@ pub(crate) struct E2m1Codes;
 
 impl Form for Symmetric {
     const BESIDE: Beside = Beside::Nothing;
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn signed<S: Simd>(s: S, halves: S::I) -> S::I {
+        s.look_up(&EIGHT_LESS, halves)
+    }
 
     #[inline(always)]
     fn offset<S: Simd>() -> i32 {
@@ -82,6 +92,12 @@ impl Form for E2m1Codes {
         s.look_up(if S::SIGNED { &DOUBLES } else { &TWELVE_MORE }, halves)
     }
 
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn signed<S: Simd>(s: S, halves: S::I) -> S::I {
+        s.look_up(&DOUBLES, halves)
+    }
+
     /// bf16, exactly.
     #[inline(always)]
     fn scales<S: Simd>(s: S, high: S::I) -> S::F {
@@ -93,6 +109,10 @@ impl Form for E2m1Codes {
         if S::SIGNED { 0 } else { 12 }
     }
 }
+
+/// Halves of bytes, 8 less.
+#[cfg(target_arch = "x86_64")]
+const EIGHT_LESS: [u8; 16] = [0xf8, 0xf9, 0xfa, 0xfb, 0xfc, 0xfd, 0xfe, 0xff, 0, 1, 2, 3, 4, 5, 6, 7];
 
 /// Twice what each code stands for, and that as bytes that are all positive.
 const DOUBLES: [u8; 16] = doubles(0);
@@ -125,6 +145,13 @@ fn of_f16<S: Simd>(s: S, high: S::I) -> S::F {
     s.of_bits(s.xor_u32(s.bits(size), s.and_u32(high, s.splat_u32(1 << 31))))
 }
 
+/// Those of a block: a half of each byte.
+#[inline(always)]
+fn halves<S: Simd>(s: S, words: S::I, block: usize) -> S::I {
+    let words = if block == 0 { words } else { s.shift_right::<4>(words) };
+    s.and_u32(words, s.splat_u32(0x0f0f_0f0f))
+}
+
 /// That of a block.
 #[inline(always)]
 fn high<S: Simd>(s: S, pairs: S::I, block: usize) -> S::I {
@@ -148,8 +175,13 @@ impl<F: Form> Held for Int4<F> {
 
     #[inline(always)]
     fn factors<S: Simd>(s: S, words: S::I, block: usize) -> S::I {
-        let words = if block == 0 { words } else { s.shift_right::<4>(words) };
-        F::factors(s, s.and_u32(words, s.splat_u32(0x0f0f_0f0f)))
+        F::factors(s, halves(s, words, block))
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn signed<S: Simd>(s: S, words: S::I, block: usize) -> S::I {
+        F::signed(s, halves(s, words, block))
     }
 
     #[inline(always)]

@@ -33,6 +33,10 @@ pub(crate) trait Held {
     /// Factors for products of bytes, of words of a block.
     fn factors<S: Simd>(s: S, words: S::I, block: usize) -> S::I;
 
+    /// The same, less their offset: signed ones, which tiles multiply.
+    #[cfg(target_arch = "x86_64")]
+    fn signed<S: Simd>(s: S, words: S::I, block: usize) -> S::I;
+
     /// The scales of one block, of pairs of them.
     fn scales<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F;
 
@@ -66,9 +70,6 @@ pub(crate) enum Beside {
 /// A byte each, 128 more than the weight.
 pub(crate) struct Int8;
 
-/// int8 weights times int8 activations.
-pub(crate) type DotInt8 = DotWhole<Int8>;
-
 impl Held for Int8 {
     const ROWS: usize = BLOCKS * WORDS;
     const LARGEST: usize = 255;
@@ -85,7 +86,13 @@ impl Held for Int8 {
 
     #[inline(always)]
     fn factors<S: Simd>(s: S, words: S::I, _block: usize) -> S::I {
-        if S::SIGNED { s.xor_u32(words, s.splat_u32(0x8080_8080)) } else { words } // 128 less
+        if S::SIGNED { less_128(s, words) } else { words }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn signed<S: Simd>(s: S, words: S::I, _block: usize) -> S::I {
+        less_128(s, words)
     }
 
     #[inline(always)]
@@ -102,6 +109,12 @@ impl Held for Int8 {
     fn beside<S: Simd>(activations: &Quantised) -> u32 {
         (-128 * activations.sum).cast_unsigned()
     }
+}
+
+/// Bytes less 128.
+#[inline(always)]
+fn less_128<S: Simd>(s: S, bytes: S::I) -> S::I {
+    s.xor_u32(bytes, s.splat_u32(0x8080_8080))
 }
 
 /// Words of a block: four weights each.
@@ -163,7 +176,7 @@ impl<S: Simd, H: Held> Product<S> for DotWhole<H> {
                     let sums = sums.as_flattened_mut().iter_mut().zip(dots.as_flattened());
                     let of_block = scales.as_flattened().iter().zip(beside.as_flattened());
                     for ((sum, dot), (scale, beside)) in sums.zip(of_block) {
-                        *sum = add::<S, H>(s, *sum, *dot, [*scale, *beside], of_row);
+                        *sum = add_block::<S, H>(s, *sum, *dot, [*scale, *beside], of_row);
                     }
                 }
             }
@@ -344,7 +357,7 @@ impl<const P: usize> Block<P> {
                 let both = scales.as_flattened().iter().zip(beside.as_flattened());
                 for (i, (dot, (scale, beside))) in dots.as_flattened().iter().zip(both).enumerate() {
                     let at = sums.add((r * P * V + i) * S::LANES);
-                    s.store(at, add::<S, H>(s, s.load(at), *dot, [*scale, *beside], of_row));
+                    s.store(at, add_block::<S, H>(s, s.load(at), *dot, [*scale, *beside], of_row));
                 }
             }
         }
@@ -399,7 +412,7 @@ impl<const P: usize> Block<P> {
 
 /// Adds a block's dot product: of an output, its scale and what is beside it, and of a row the same.
 #[inline(always)]
-fn add<S: Simd, H: Held>(
+pub(crate) fn add_block<S: Simd, H: Held>(
     s: S,
     sum: S::F,
     dot: S::I,
@@ -417,7 +430,7 @@ fn add<S: Simd, H: Held>(
 
 /// The scales of one block of int8, of pairs of them.
 #[inline(always)]
-pub(crate) fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
+fn one_of<S: Simd>(s: S, pairs: S::I, block: usize) -> S::F {
     let bits = if block == 0 {
         s.shift_left::<13>(s.and_u32(pairs, s.splat_u32(0xffff)))
     } else {

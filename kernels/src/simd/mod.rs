@@ -38,12 +38,14 @@ mod neon;
 mod panel;
 mod portable;
 
-pub(crate) use dispatch::{dispatch, dispatch_bytes, dispatch_bytes_in_vectors, portably};
-use half::bf16;
-pub(crate) use int4::{DotInt4, E2m1Codes, Form, Minima, Symmetric, ZeroPoints};
-pub(crate) use int8::{DotInt8, half_of, shorts};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use int8::{one_of, quantise};
+pub(crate) use dispatch::dispatch_tiles;
+pub(crate) use dispatch::{dispatch, dispatch_bytes, portably};
+use half::bf16;
+pub(crate) use int4::{E2m1Codes, Int4, Minima, Symmetric, ZeroPoints};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use int8::{Beside, add_block, quantise};
+pub(crate) use int8::{DotWhole, Held, Int8, half_of, shorts};
 pub(crate) use math::{exp, ln, minus_ln_one_minus, tanh};
 pub(crate) use panel::{Ask, DotBf16, FmaBf16, FmaF32, Product, Steps, multiply, packed_words};
 

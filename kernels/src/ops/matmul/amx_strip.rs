@@ -13,7 +13,7 @@ use std::ops::Range;
 /// `S::TILES` is true; `weights` are those of the job's matrix. No other worker has the strips.
 #[inline(always)]
 pub(super) unsafe fn compute<S: Simd>(s: S, strips: Strips<'_>, weights: &[bf16]) {
-    let Strips { job, rows, outputs, fresh, scratch } = strips;
+    let Strips { job, rows, outputs, fresh, scratch, .. } = strips;
     let steps = job.w.in_features().div_ceil(DEPTH);
     let block = steps * TILE * DEPTH;
     let pairs = rows.len().saturating_sub(TILE).div_ceil(2 * TILE);
@@ -91,7 +91,7 @@ impl<S: Simd> Tiles<'_, S, bf16> {
     /// As for [`compute`]; `x` is the packed block.
     #[inline(always)]
     unsafe fn alone(&self, first: usize, rows: &Range<usize>, x: *const bf16, sums: &mut [f32; 4 * SUMS]) {
-        self.soon_written(rows, first..self.end.min(first + PANEL));
+        self.job.soon_written(self.s, rows, first..self.end.min(first + PANEL));
         let Some(sums) = sums.first_chunk_mut() else { return };
         // SAFETY: the panel is a slice of `steps` steps.
         unsafe {
@@ -109,7 +109,7 @@ impl<S: Simd> Tiles<'_, S, bf16> {
         let all_steps = self.steps();
         let block = all_steps * TILE * DEPTH;
         let panel = self.panel(first);
-        self.soon_written(&rows, first..self.end.min(first + PANEL));
+        self.job.soon_written(self.s, &rows, first..self.end.min(first + PANEL));
         let pairs = || blocks(rows.clone(), 2 * TILE);
         sums.as_flattened_mut().fill(0.0);
         for step in (0..all_steps).step_by(RUN) {
@@ -133,16 +133,6 @@ impl<S: Simd> Tiles<'_, S, bf16> {
 }
 
 impl<S: Simd, W> Tiles<'_, S, W> {
-    /// Asks for the outputs' lines, so that they are here when the sums are.
-    #[inline(always)]
-    pub(super) fn soon_written(&self, rows: &Range<usize>, outputs: Range<usize>) {
-        for row in rows.clone() {
-            for output in outputs.clone().step_by(TILE) {
-                self.s.prefetch(self.job.out.address(row, output));
-            }
-        }
-    }
-
     /// The panel of an output.
     pub(super) fn panel(&self, output: usize) -> &[W] {
         let len = self.job.w.panel_len();
@@ -150,13 +140,13 @@ impl<S: Simd, W> Tiles<'_, S, W> {
         &self.weights[panel * len..(panel + 1) * len]
     }
 
-    /// Writes the two tiles of a panel.
+    /// Writes the two tiles of a panel, of as many rows as there is room for.
     ///
     /// # Safety
     /// No other worker has these outputs.
     #[inline(always)]
     pub(super) unsafe fn finish(&self, rows: &Range<usize>, first: usize, tiles: &[f32]) {
-        for (tile, first) in tiles.chunks_exact(SUMS).zip([first, first + TILE]) {
+        for (tile, first) in tiles.chunks_exact(tiles.len() / 2).zip([first, first + TILE]) {
             for (row, sums) in rows.clone().zip(tile.chunks_exact(TILE)) {
                 for (sums, output) in sums.chunks_exact(S::LANES).zip((first..self.end).step_by(S::LANES)) {
                     // SAFETY: a vector of sums; outputs are the caller's promise.

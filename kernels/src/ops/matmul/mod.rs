@@ -6,9 +6,9 @@
 //! strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
 #[cfg(target_arch = "x86_64")]
-mod amx_int8;
-#[cfg(target_arch = "x86_64")]
 pub(super) mod amx_strip;
+#[cfg(target_arch = "x86_64")]
+mod amx_whole;
 mod experts;
 mod strip;
 
@@ -18,9 +18,11 @@ use super::activate::{Activation, Row, activate};
 use crate::isa::Supported;
 use crate::memory::{FourBitForm, Matrix, Panels, SharedRows, Vector, View, ViewMut};
 use crate::ops::write::Write;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::dispatch_tiles;
 use crate::simd::{
-    DotBf16, DotInt4, DotInt8, E2m1Codes, FmaBf16, FmaF32, Form, Kernel, Minima, Product, Simd, Symmetric,
-    ZeroPoints, dispatch, dispatch_bytes, dispatch_bytes_in_vectors,
+    DotBf16, DotWhole, E2m1Codes, FmaBf16, FmaF32, Held, Int4, Int8, Kernel, Minima, Product, Simd,
+    Symmetric, ZeroPoints, dispatch, dispatch_bytes,
 };
 use crate::{Isa, Lane, Op};
 use half::bf16;
@@ -31,6 +33,12 @@ use strip::{Job, STRIP, Strips, compute};
 /// Most rows whose packed activations stay in a core's cache while it goes through its strips.
 fn slab(isa: Isa) -> usize {
     if isa == Isa::Amx { 128 } else { 64 }
+}
+
+/// Bytes of a panel that vectors ask for ahead of their use. What is asked for far ahead fills the line buffers of Intel's cores with AMX,
+/// and stops them; elsewhere it was not measured nearer.
+fn ahead(isa: Isa) -> usize {
+    if isa == Isa::Amx { 2304 } else { 8 * 1024 }
 }
 
 /// Multiplies each row of `x` by the matrix.
@@ -177,7 +185,8 @@ fn run_slabs<'a>(
                 for outputs in [Some(first.clone()), second].into_iter().flatten() {
                     let fresh = packed.replace(slab) != Some(slab);
                     let outputs = outputs.start..outputs.end.min(out_features);
-                    let strips = Strips { job, rows: rows.clone(), outputs, fresh, scratch };
+                    let strips =
+                        Strips { job, rows: rows.clone(), outputs, fresh, scratch, ahead: ahead(isa.isa()) };
                     // SAFETY: they are strips of this matrix, and of items that are done once.
                     unsafe { over_panels(isa, w, strips) };
                 }
@@ -225,16 +234,15 @@ impl OverPanels for Strips<'_> {
     }
 
     #[cfg(target_arch = "x86_64")]
+    fn whole_in_tiles(&self) -> bool {
+        self.rows.len() >= amx_whole::LEAST_ROWS
+    }
+
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    unsafe fn amx_int8<S: Simd>(self, s: S, weights: &[u32]) {
+    unsafe fn in_tiles_of_bytes<S: Simd, H: Held>(self, s: S, weights: &[u32]) {
         // SAFETY: the caller's promise.
-        unsafe {
-            if self.rows.len() >= amx_int8::LEAST_ROWS {
-                amx_int8::compute(s, self, weights);
-            } else {
-                compute::<S, DotInt8>(s, self, weights);
-            }
-        }
+        unsafe { amx_whole::compute::<S, H>(s, self, weights) }
     }
 }
 
@@ -251,13 +259,21 @@ pub(super) trait OverPanels: Sized {
     #[cfg(target_arch = "x86_64")]
     unsafe fn in_tiles<S: Simd>(self, s: S, weights: &[bf16]);
 
+    /// Whether [`OverPanels::in_tiles_of_bytes`] is for it.
+    #[cfg(target_arch = "x86_64")]
+    fn whole_in_tiles(&self) -> bool {
+        false
+    }
+
     /// # Safety
-    /// As for `in_tiles`.
+    /// As for `in_tiles`, with weights held as `H`.
+    ///
+    /// # Panics
+    /// If it is not for this work.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    unsafe fn amx_int8<S: Simd>(self, s: S, weights: &[u32]) {
-        // SAFETY: the caller's promise.
-        unsafe { self.in_vectors::<S, DotInt8>(s, weights) }
+    unsafe fn in_tiles_of_bytes<S: Simd, H: Held>(self, _s: S, _weights: &[u32]) {
+        unreachable!("asked first")
     }
 }
 
@@ -269,19 +285,24 @@ pub(super) unsafe fn over_panels(isa: Supported, w: &Matrix, work: impl OverPane
     match w.panels() {
         Panels::F32(weights) => dispatch(isa, Of { work, weights: &weights[..] }),
         Panels::Bf16(weights) => dispatch(isa, Of { work, weights: &weights[..] }),
-        Panels::Int8(weights) => dispatch_bytes(isa, Of { work, weights: &weights[..] }),
+        Panels::Int8(weights) => over_whole::<Int8>(isa, work, weights),
         // Each form by itself: compiled together they take three times as long.
         Panels::Int4 { packed, form } => match form {
-            FourBitForm::Symmetric => over_int4::<Symmetric>(isa, work, packed),
-            FourBitForm::Minima => over_int4::<Minima>(isa, work, packed),
-            FourBitForm::ZeroPoints => over_int4::<ZeroPoints>(isa, work, packed),
-            FourBitForm::E2m1 => over_int4::<E2m1Codes>(isa, work, packed),
+            FourBitForm::Symmetric => over_whole::<Int4<Symmetric>>(isa, work, packed),
+            FourBitForm::Minima => over_whole::<Int4<Minima>>(isa, work, packed),
+            FourBitForm::ZeroPoints => over_whole::<Int4<ZeroPoints>>(isa, work, packed),
+            FourBitForm::E2m1 => over_whole::<Int4<E2m1Codes>>(isa, work, packed),
         },
     }
 }
 
-fn over_int4<F: Form>(isa: Supported, work: impl OverPanels, weights: &[u32]) {
-    dispatch_bytes_in_vectors(isa, OfInt4 { work, weights, form: PhantomData::<F> });
+fn over_whole<H: Held>(isa: Supported, work: impl OverPanels, weights: &[u32]) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.isa() == Isa::Amx && work.whole_in_tiles() {
+        // SAFETY: `Supported` says that the machine has it.
+        return unsafe { dispatch_tiles(InTiles { work, weights, held: PhantomData::<H> }) };
+    }
+    dispatch_bytes(isa, InVectors { work, weights, held: PhantomData::<H> });
 }
 
 /// Work on a matrix with these weights, all of them.
@@ -321,35 +342,38 @@ impl<T: OverPanels> Kernel for Of<'_, T, bf16> {
     }
 }
 
-impl<T: OverPanels> Kernel for Of<'_, T, u32> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        // SAFETY: words are the weights of int8, packed for it; the rest is the promise of `over_panels`.
-        unsafe {
-            #[cfg(target_arch = "x86_64")]
-            if S::TILES {
-                return self.work.amx_int8(s, self.weights);
-            }
-            self.work.in_vectors::<S, DotInt8>(s, self.weights);
-        }
-    }
-}
-
-/// Work on a matrix of int4 with these weights, of the form `F`; tiles are not for it.
-struct OfInt4<'a, T, F> {
+/// Work on a matrix with these whole-numbered weights, held as `H`, in vectors.
+struct InVectors<'a, T, H> {
     work: T,
     weights: &'a [u32],
-    form: PhantomData<F>,
+    held: PhantomData<H>,
 }
 
-impl<T: OverPanels, F: Form> Kernel for OfInt4<'_, T, F> {
+impl<T: OverPanels, H: Held> Kernel for InVectors<'_, T, H> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: the weights are packed for it; the rest is the promise of `over_panels`.
-        unsafe { self.work.in_vectors::<S, DotInt4<F>>(s, self.weights) }
+        unsafe { self.work.in_vectors::<S, DotWhole<H>>(s, self.weights) }
+    }
+}
+
+/// The same in tiles.
+#[cfg(target_arch = "x86_64")]
+struct InTiles<'a, T, H> {
+    work: T,
+    weights: &'a [u32],
+    held: PhantomData<H>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<T: OverPanels, H: Held> Kernel for InTiles<'_, T, H> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        // SAFETY: it is for tiles alone; the rest as above.
+        unsafe { self.work.in_tiles_of_bytes::<S, H>(s, self.weights) }
     }
 }

@@ -39,6 +39,16 @@ impl Job<'_> {
         room
     }
 
+    /// Asks for the outputs' lines, so that they are here when the sums are.
+    #[inline(always)]
+    pub(super) fn soon_written<S: Simd>(&self, s: S, rows: &Range<usize>, outputs: Range<usize>) {
+        for row in rows.clone() {
+            for output in outputs.clone().step_by(64 / size_of::<f32>()) {
+                s.prefetch(self.out.address(row, output));
+            }
+        }
+    }
+
     /// Adds bias and old value to `len` sums and stores them.
     ///
     /// # Safety
@@ -66,6 +76,8 @@ pub(super) struct Strips<'a> {
     /// Whether the activations of these rows must be packed first.
     pub(super) fresh: bool,
     pub(super) scratch: &'a mut Scratch,
+    /// Bytes of a panel that vectors ask for ahead of their use, where a block goes through it alone.
+    pub(super) ahead: usize,
 }
 
 /// Computes strips for some rows; packs their activations first if they are `fresh`.
@@ -74,7 +86,7 @@ pub(super) struct Strips<'a> {
 /// `weights` are those of the job's matrix, packed for `Q`; [`crate::simd::DotBf16`] needs `S::DOTS`. No other worker has the strips.
 #[inline(always)]
 pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strips: Strips<'_>, weights: &[Q::Weight]) {
-    let Strips { job, rows, outputs, fresh, scratch } = strips;
+    let Strips { job, rows, outputs, fresh, scratch, ahead } = strips;
     let steps = job.w.in_features().div_ceil(Q::INPUTS);
     let words_per_row = packed_words::<S, Q>(job.w.in_features());
     let padded = padded_rows::<S, Q>(rows.len());
@@ -82,7 +94,7 @@ pub(super) unsafe fn compute<S: Simd, Q: Product<S>>(s: S, strips: Strips<'_>, w
     if fresh {
         pack::<S, Q>(s, job, rows.clone(), packed, room);
     }
-    let blocks = Blocks { s, job, weights, steps, rows, outputs };
+    let blocks = Blocks { s, job, weights, steps, rows, outputs, ahead };
     // SAFETY: rows are packed and have room for sums; the rest is the caller's promise.
     unsafe {
         if padded == block_size::<S, Q>(blocks.rows.len()) && from_end_to_end::<S>(padded) {
@@ -104,6 +116,7 @@ struct Blocks<'a, S, W> {
     steps: usize,
     rows: Range<usize>,
     outputs: Range<usize>,
+    ahead: usize,
 }
 
 /// What a block goes through at once.
@@ -242,6 +255,10 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
             if part.steps.start == 0 {
                 sums.fill(0.0);
             }
+            if part.steps.end == self.steps {
+                let outputs = first..part.outputs.end.min(first + tile_outputs);
+                self.job.soon_written(self.s, &part.rows, outputs);
+            }
             // SAFETY: the panels hold the steps (sliced above), `packed` too (the caller's promise).
             unsafe { self.add::<Q, R, P, V>(part, packed, starts, sums.as_mut_ptr()) };
             if part.steps.end == self.steps {
@@ -280,7 +297,7 @@ impl<S: Simd, W: Copy> Blocks<'_, S, W> {
         let (ahead, last) = if *blocks > 1 {
             (count * step_bytes * (blocks + block) / blocks, 0)
         } else {
-            let last = (RUN / step_bytes).clamp(1, count);
+            let last = (self.ahead / step_bytes).clamp(1, count);
             (last * step_bytes, last)
         };
         let behind = ahead + (P - 1) * self.steps * step_bytes;
