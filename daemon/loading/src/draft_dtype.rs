@@ -1,6 +1,6 @@
 //! In what a draft's matrices are held: text does not depend on it, so that is whatever proposes most in a second.
 
-use faser_actors::{Dtype, Isa};
+use faser_actors::Dtype;
 use faser_config::Config;
 use faser_models::{ModelConfig, Shard};
 
@@ -14,22 +14,13 @@ pub(crate) fn draft_dtype(config: &Config, draft: Option<&ModelConfig>, on_gpu: 
     let target = config.model.dtype;
     match (config.model.draft_dtype, draft) {
         (Some(asked), _) => asked,
-        (None, Some(draft))
-            if !on_gpu && target == Dtype::Bf16 && is_large(draft) && has_fast_int8(config) =>
-        {
-            Dtype::Int8
-        }
+        (None, Some(draft)) if !on_gpu && target == Dtype::Bf16 && is_large(draft) => Dtype::Int8,
         _ => target,
     }
 }
 
 fn is_large(draft: &ModelConfig) -> bool {
     draft.weight_bytes(Shard::WHOLE, Dtype::Bf16).is_ok_and(|bytes| bytes >= WORTH_INT8_BYTES)
-}
-
-/// Rows of int8 are slower than those of bf16 on AMX, where there are many.
-fn has_fast_int8(config: &Config) -> bool {
-    config.device.isa.unwrap_or_else(Isa::detect) != Isa::Amx
 }
 
 /// What is to be said of a draft that is not held as its target.
