@@ -6,7 +6,8 @@ use std::{env, ffi::OsStr, fmt, str::FromStr};
 /// The instruction set a lane's kernels use. Results are bit for bit reproducible on one; they differ between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// AMX beside AVX-512: bf16 matrices are multiplied in tiles, with bf16 activations.
+    /// AMX beside AVX-512: bf16 matrices are multiplied in tiles, with bf16 activations; those in int8 and int4 too, among many rows, with the
+    /// same bits.
     Amx,
     /// AVX-512 with `vdpbf16ps`: products of bf16 weights take bf16 activations.
     Avx512Bf16,

@@ -181,7 +181,7 @@ impl ForBytes {
     /// For so many rows, up to [`TILE`].
     ///
     /// # Safety
-    /// The machine [granted] it; no other function of this file is called before the drop.
+    /// The machine [granted] it; no other function of this file but that is called before the drop.
     pub(crate) unsafe fn set_up(rows: usize) -> ForBytes {
         let (sums, activations, weights) = ((rows, 64), (rows, 32), (8, 64));
         let mut config = config([TILE; 8]);

@@ -646,6 +646,59 @@ mod tests {
         }
     }
 
+    /// Words as signed factors, and as what factors are less their offset.
+    #[cfg(target_arch = "x86_64")]
+    struct Signed<'a, H>(&'a [u32], PhantomData<H>);
+
+    #[cfg(target_arch = "x86_64")]
+    impl<H: Held> Kernel for Signed<'_, H> {
+        type Output = [Vec<i8>; 2];
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Self::Output {
+            assert!(!S::SIGNED);
+            let bytes = |words: S::I| {
+                let mut out = vec![0; S::LANES];
+                // SAFETY: there is room for a vector.
+                unsafe { s.store_u32(out.as_mut_ptr(), words) };
+                out.into_iter().flat_map(u32::to_le_bytes)
+            };
+            // Beside an activation of one is what comes off a factor.
+            let one = Quantised { bytes: [0; BLOCK], scale: 1.0, sum: 1 };
+            let offset = if H::has_offset::<S>() { H::beside::<S>(&one).cast_signed() } else { 0 };
+            let (mut signed, mut less) = (Vec::new(), Vec::new());
+            for words in self.0.chunks_exact(S::LANES) {
+                for block in 0..BLOCKS {
+                    // SAFETY: the chunk is as long as a vector.
+                    let words = unsafe { s.load_u32(words.as_ptr()) };
+                    signed.extend(bytes(H::signed(s, words, block)).map(u8::cast_signed));
+                    let factors = bytes(H::factors(s, words, block));
+                    less.extend(factors.map(|factor| i8::try_from(i32::from(factor) + offset).unwrap()));
+                }
+            }
+            [signed, less]
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn signed_factors_are_factors_less_their_offset() {
+        use super::super::int4::{E2m1Codes, Int4, Minima, Symmetric, ZeroPoints};
+        // Every byte.
+        let words: Vec<u32> = (0..64).map(|i| u32::from_le_bytes([0, 1, 2, 3].map(|j| 4 * i + j))).collect();
+        let found = [
+            portably(Signed(&words, PhantomData::<Int8>)),
+            portably(Signed(&words, PhantomData::<Int4<Symmetric>>)),
+            portably(Signed(&words, PhantomData::<Int4<Minima>>)),
+            portably(Signed(&words, PhantomData::<Int4<ZeroPoints>>)),
+            portably(Signed(&words, PhantomData::<Int4<E2m1Codes>>)),
+        ];
+        for (i, [signed, less]) in found.iter().enumerate() {
+            assert_eq!(signed.len(), 2 * 256);
+            assert_eq!(signed, less, "{i}");
+        }
+    }
+
     #[test]
     fn products_of_bytes_are_exact_on_every_set() {
         let mut state = 1_u64;

@@ -60,7 +60,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const REGISTERS: usize;
     /// Whether [`Simd::dot_pairs`] exists.
     const DOTS: bool;
-    /// Whether bf16 matrices are multiplied in `tiles.rs`.
+    /// Whether matrices are multiplied in tiles (`amx.rs`).
     #[cfg(target_arch = "x86_64")]
     const TILES: bool = false;
     /// Whether [`Simd::dot_bytes`] takes both factors as signed.

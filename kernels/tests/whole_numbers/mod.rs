@@ -1,7 +1,7 @@
 //! What tests of whole-numbered weights share: numbers that quantising to int8 does not change, and how far products are off.
 
-use crate::reference::{Random, lane, product};
-use faser_kernels::{Isa, Matrix, Tensor};
+use crate::reference::{Random, bits, lane, product};
+use faser_kernels::{Isa, Lane, Matrix, Tensor};
 
 /// Numbers that share a scale.
 pub(crate) const BLOCK: usize = 32;
@@ -38,6 +38,24 @@ impl Whole {
         let rows = 0..self.numbers.len() / self.cols;
         let blocks = rows.flat_map(|row| self.blocks(row));
         blocks.flat_map(|(block, scale)| block.iter().map(move |q| *q as f32 * scale)).collect()
+    }
+}
+
+/// One row of few and of many has this number in this place: all of its outputs are NaN, and those of the others what they are alone.
+pub(crate) fn one_of_them_is_not_finite(lane: &Lane, matrix: &Matrix, good: &[f32], (bad, at): (f32, usize)) {
+    let alone = product(lane, Tensor::from_rows(good.len(), good).view(1), matrix);
+    for (rows, place) in [(2, 0), (17, 0), (17, 16), (40, 20)] {
+        let mut x = good.repeat(rows);
+        x[place * good.len() + at] = bad;
+        let out = product(lane, Tensor::from_rows(good.len(), &x).view(rows), matrix);
+        for (r, bits_of_row) in bits(&out, rows).into_iter().enumerate() {
+            let what = format!("{}: {bad} at {at} of row {place} of {rows}, row {r}", lane.isa());
+            if r == place {
+                assert!(out.row(r).iter().all(|y| y.is_nan()), "{what}");
+            } else {
+                assert_eq!(bits_of_row, bits(&alone, 1)[0], "{what}");
+            }
+        }
     }
 }
 

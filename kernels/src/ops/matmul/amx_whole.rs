@@ -4,8 +4,8 @@
 //! of the panel `[step][2][8][16]` words, a tile for each block of inputs. A step of a block of `R` rows is `[2][R][32]` bytes of activations,
 //! their scales `[2][R]`, and `[2][R]` of what is [`Held::beside`] them.
 //!
-//! Each tile of dot products goes through memory to be scaled, and tiles and vectors hardly work at the same time: 16 rows take some two
-//! thirds of the time that vectors take.
+//! Each tile of dot products goes through memory to be scaled, and tiles and vectors hardly work at the same time: many rows take some 0.7 of
+//! the time that vectors take.
 
 use super::amx_strip::{Tiles, blocks};
 use super::strip::{Job, Strips};
@@ -13,7 +13,7 @@ use crate::memory::{BLOCK, BLOCKS, PANEL};
 use crate::simd::amx::{ForBytes, TILE, products_of_bytes};
 use crate::simd::{Beside, Held, Simd, add_block, quantise};
 
-/// Fewest rows that go in tiles: fewer are one block of vectors, which is as fast.
+/// Fewest rows that go in tiles: fewer are one block of vectors, which is about as fast.
 pub(super) const LEAST_ROWS: usize = 13;
 /// Steps of a run: its tiles and a block's activations for it stay in the nearest cache.
 const RUN: usize = 4;
@@ -25,13 +25,13 @@ const TILES: usize = BLOCKS * WORDS * TILE;
 /// Computes strips for some rows; packs their activations first if they are `fresh`.
 ///
 /// # Safety
-/// The machine has AMX; `weights` are those of the job's matrix, held as `H`. No other worker has the strips.
+/// `S::TILES` is true; `weights` are those of the job's matrix, held as `H`. No other worker has the strips.
 #[inline(always)]
 pub(super) unsafe fn compute<S: Simd, H: Held>(s: S, strips: Strips<'_>, weights: &[u32]) {
     let rows = strips.rows.len();
     // SAFETY: the caller's promise.
     unsafe {
-        // Even blocks: each takes as long as its rows and padding.
+        // The blocks that they would be evenly; what a last one lacks is computed all the same.
         match rows.div_ceil(rows.div_ceil(TILE)) {
             ..=12 => in_blocks::<S, H, 12>(s, strips, weights),
             _ => in_blocks::<S, H, TILE>(s, strips, weights),
@@ -45,6 +45,7 @@ pub(super) unsafe fn compute<S: Simd, H: Held>(s: S, strips: Strips<'_>, weights
 /// As for [`compute`].
 #[inline(always)]
 unsafe fn in_blocks<S: Simd, H: Held, const R: usize>(s: S, strips: Strips<'_>, weights: &[u32]) {
+    const { assert!(S::LANES == TILE) }
     let Strips { job, rows, outputs, fresh, scratch, .. } = strips;
     let steps = job.w.in_features().div_ceil(BLOCKS * BLOCK);
     let (words, count) = (step_words(R), rows.len().div_ceil(R));
@@ -66,7 +67,7 @@ unsafe fn in_blocks<S: Simd, H: Held, const R: usize>(s: S, strips: Strips<'_>, 
     }
     let tiles = Tiles { s, job, weights, end: outputs.end };
     let step_len = row_count::<H>() * PANEL;
-    // SAFETY: the machine has AMX, and tiles are used for nothing else below.
+    // SAFETY: `TILES` is true, and tiles are used for nothing else below.
     let _set_up = unsafe { ForBytes::set_up(R) };
     for first in outputs.step_by(PANEL) {
         job.soon_written(s, &rows, first..tiles.end.min(first + PANEL));
@@ -190,7 +191,8 @@ impl Part<'_> {
             *total = s.load_some(sums);
         }
         let steps = self.factors.len() / TILES;
-        let dots: [*mut f32; 2] = [dots.as_mut_ptr(), dots[BLOCKS * TILE * TILE..].as_mut_ptr()];
+        let (even, odd) = dots.split_at_mut(BLOCKS * TILE * TILE);
+        let dots = [even, odd].map(<[f32]>::as_mut_ptr);
         let mut ask = self.ask;
         // A step's dot products are used while those of the next are made: what a tile has just stored is slow to load.
         for i in 0..=steps {

@@ -35,8 +35,8 @@ fn slab(isa: Isa) -> usize {
     if isa == Isa::Amx { 128 } else { 64 }
 }
 
-/// Bytes of a panel that vectors ask for ahead of their use. What is asked for far ahead fills the line buffers of Intel's cores with AMX,
-/// and stops them; elsewhere it was not measured nearer.
+/// Bytes of a panel, at most, that vectors ask for ahead of their use. On a Xeon with AMX the line buffers were full, and a core stood, where it
+/// asked further ahead than 2.5 KiB; on other processors nothing nearer than 8 KiB was measured.
 fn ahead(isa: Isa) -> usize {
     if isa == Isa::Amx { 2304 } else { 8 * 1024 }
 }
@@ -285,18 +285,26 @@ pub(super) unsafe fn over_panels(isa: Supported, w: &Matrix, work: impl OverPane
     match w.panels() {
         Panels::F32(weights) => dispatch(isa, Of { work, weights: &weights[..] }),
         Panels::Bf16(weights) => dispatch(isa, Of { work, weights: &weights[..] }),
-        Panels::Int8(weights) => over_whole::<Int8>(isa, work, weights),
+        // SAFETY: they are held so; the rest is the caller's promise.
+        Panels::Int8(weights) => unsafe { over_whole::<Int8>(isa, work, weights) },
         // Each form by itself: compiled together they take three times as long.
-        Panels::Int4 { packed, form } => match form {
-            FourBitForm::Symmetric => over_whole::<Int4<Symmetric>>(isa, work, packed),
-            FourBitForm::Minima => over_whole::<Int4<Minima>>(isa, work, packed),
-            FourBitForm::ZeroPoints => over_whole::<Int4<ZeroPoints>>(isa, work, packed),
-            FourBitForm::E2m1 => over_whole::<Int4<E2m1Codes>>(isa, work, packed),
-        },
+        Panels::Int4 { packed, form } => {
+            // SAFETY: as above.
+            unsafe {
+                match form {
+                    FourBitForm::Symmetric => over_whole::<Int4<Symmetric>>(isa, work, packed),
+                    FourBitForm::Minima => over_whole::<Int4<Minima>>(isa, work, packed),
+                    FourBitForm::ZeroPoints => over_whole::<Int4<ZeroPoints>>(isa, work, packed),
+                    FourBitForm::E2m1 => over_whole::<Int4<E2m1Codes>>(isa, work, packed),
+                }
+            }
+        }
     }
 }
 
-fn over_whole<H: Held>(isa: Supported, work: impl OverPanels, weights: &[u32]) {
+/// # Safety
+/// As for [`over_panels`]; the matrix is held as `H`.
+unsafe fn over_whole<H: Held>(isa: Supported, work: impl OverPanels, weights: &[u32]) {
     #[cfg(target_arch = "x86_64")]
     if isa.isa() == Isa::Amx && work.whole_in_tiles() {
         // SAFETY: `Supported` says that the machine has it.
