@@ -11,7 +11,7 @@ use super::amx_strip::{Tiles, blocks};
 use super::strip::{Job, Strips};
 use crate::memory::{BLOCK, BLOCKS, PANEL};
 use crate::simd::amx::{ForBytes, TILE, products_of_bytes};
-use crate::simd::{Beside, Held, Simd, add_block, quantise};
+use crate::simd::{Beside, DotWhole, Held, Product, Simd, add_block, quantise};
 
 /// Fewest rows that go in tiles: fewer are one block of vectors, which is about as fast.
 pub(super) const LEAST_ROWS: usize = 13;
@@ -66,7 +66,7 @@ unsafe fn in_blocks<S: Simd, H: Held, const R: usize>(s: S, strips: Strips<'_>, 
         }
     }
     let tiles = Tiles { s, job, weights, end: outputs.end };
-    let step_len = row_count::<H>() * PANEL;
+    let step_len = <DotWhole<H> as Product<S>>::WEIGHTS * PANEL;
     // SAFETY: `TILES` is true, and tiles are used for nothing else below.
     let _set_up = unsafe { ForBytes::set_up(R) };
     for first in outputs.step_by(PANEL) {
@@ -111,11 +111,6 @@ const fn step_words(rows: usize) -> usize {
 
 /// Numbers that a step has for half of a panel: scales of each block of inputs, and what is beside them.
 const SCALES: usize = 2 * BLOCKS * TILE;
-
-/// Rows of words that a step of weights has.
-const fn row_count<H: Held>() -> usize {
-    H::ROWS + 1 + !matches!(H::BESIDE, Beside::Nothing) as usize
-}
 
 /// Quantises a row and lays it into its slot of a block.
 #[inline(always)]
