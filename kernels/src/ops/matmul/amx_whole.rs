@@ -45,7 +45,7 @@ pub(super) unsafe fn compute<S: Simd, H: Held>(s: S, strips: Strips<'_>, weights
 /// As for [`compute`].
 #[inline(always)]
 unsafe fn in_blocks<S: Simd, H: Held, const R: usize>(s: S, strips: Strips<'_>, weights: &[u32]) {
-    const { assert!(S::LANES == TILE) }
+    debug_assert_eq!(S::LANES, TILE);
     let Strips { job, rows, outputs, fresh, scratch, .. } = strips;
     let steps = job.w.in_features().div_ceil(BLOCKS * BLOCK);
     let (words, count) = (step_words(R), rows.len().div_ceil(R));

@@ -2,8 +2,8 @@
 //!
 //! Each output element is one chain of additions over the inputs in order, then the bias, then the old value. On
 //! AVX-512 BF16 and AMX the activations are rounded to bf16 where the weights are bf16; where the weights are int8 the activations are
-//! quantised to int8, and the chain goes block by block (`simd/int8.rs`): there all sets give the same bits; so it is in int4. Workers divide
-//! strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
+//! quantised to int8, and the chain goes block by block (`simd/int8.rs`): there all sets give the same bits; so it is in int4. With AMX,
+//! bf16 goes in tiles (`amx_strip.rs`), and so do int8 and int4 among many rows (`amx_whole.rs`). Workers divide strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx_strip;
@@ -308,9 +308,9 @@ unsafe fn over_whole<H: Held>(isa: Supported, work: impl OverPanels, weights: &[
     #[cfg(target_arch = "x86_64")]
     if isa.isa() == Isa::Amx && work.whole_in_tiles() {
         // SAFETY: `Supported` says that the machine has it.
-        return unsafe { dispatch_tiles(InTiles { work, weights, held: PhantomData::<H> }) };
+        return unsafe { dispatch_tiles(Whole { work, weights, held: PhantomData::<H> }) };
     }
-    dispatch_bytes(isa, InVectors { work, weights, held: PhantomData::<H> });
+    dispatch_bytes(isa, Whole { work, weights, held: PhantomData::<H> });
 }
 
 /// Work on a matrix with these weights, all of them.
@@ -350,38 +350,25 @@ impl<T: OverPanels> Kernel for Of<'_, T, bf16> {
     }
 }
 
-/// Work on a matrix with these whole-numbered weights, held as `H`, in vectors.
-struct InVectors<'a, T, H> {
+/// Work on a matrix with these whole-numbered weights, held as `H`.
+struct Whole<'a, T, H> {
     work: T,
     weights: &'a [u32],
     held: PhantomData<H>,
 }
 
-impl<T: OverPanels, H: Held> Kernel for InVectors<'_, T, H> {
+impl<T: OverPanels, H: Held> Kernel for Whole<'_, T, H> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         // SAFETY: the weights are packed for it; the rest is the promise of `over_panels`.
-        unsafe { self.work.in_vectors::<S, DotWhole<H>>(s, self.weights) }
-    }
-}
-
-/// The same in tiles.
-#[cfg(target_arch = "x86_64")]
-struct InTiles<'a, T, H> {
-    work: T,
-    weights: &'a [u32],
-    held: PhantomData<H>,
-}
-
-#[cfg(target_arch = "x86_64")]
-impl<T: OverPanels, H: Held> Kernel for InTiles<'_, T, H> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        // SAFETY: it is for tiles alone; the rest as above.
-        unsafe { self.work.in_tiles_of_bytes::<S, H>(s, self.weights) }
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if S::TILES {
+                return self.work.in_tiles_of_bytes::<S, H>(s, self.weights);
+            }
+            self.work.in_vectors::<S, DotWhole<H>>(s, self.weights);
+        }
     }
 }
