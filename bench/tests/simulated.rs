@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_bench::Targets;
-use faser_bench::sim::{Bound, Contender, Drafts, Load, SimReport, SimRun, SimSpec};
+use faser_bench::sim::{Bound, Contender, Drafts, Figures, Load, SimReport, SimRun, SimSpec};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::record::Mark;
 use faser_engine::sim::{
@@ -80,6 +80,19 @@ fn at_a_batch_of_one_speculation_pays_as_a_pen_and_paper_says() {
     }
     let picture = report.svg().unwrap();
     assert!(picture.contains("tokens per second") && picture.contains("batch-table"), "{picture}");
+}
+
+#[test]
+fn alone_a_draft_goes_on_as_long_as_it_is_sure_and_ends_when_a_step_does_not_pay() {
+    let spec = SimSpec { lengths: Lengths::exactly(100, 400), ..spec() };
+    // Without drafts under verification; so no lengths but these differ.
+    let report = compare(&spec, &["best-fixed", "+trim"], &[Load::backlog(1)]);
+    let [fixed, adapted] = [&report.runs[0].figures, &report.runs[1].figures];
+    let gain = adapted.tokens_per_s / fixed.tokens_per_s;
+    assert!(gain > 1.045, "{gain}: {report}");
+    // A step that is not taken is not counted, and more of those that are taken bring a token.
+    let per_step = |figures: &Figures| figures.tokens_per_verdict / figures.draft_steps.max(1.0);
+    assert!(per_step(adapted) > per_step(fixed), "{report}");
 }
 
 #[test]

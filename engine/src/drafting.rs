@@ -3,7 +3,7 @@
 use crate::branch::DraftOut;
 use crate::cost::Reach;
 use crate::engine::Engine;
-use crate::plan::{DraftChunk, DraftPlan, StopRule};
+use crate::plan::{DraftChunk, DraftPlan, StepPrice, StopRule};
 use crate::planner::{Batch, Candidate, Execution, PassShape, Waiting, run_length};
 use crate::policy::Lengths;
 use crate::portfolio::{Choices, Prospects};
@@ -283,6 +283,7 @@ impl Engine {
             drafts,
             keeps_proposals: self.config.draft.needs().keeps_proposals,
             break_even_survival: self.planner.break_even_survival(),
+            further: if self.planner.kv_short() { 0 } else { self.planner.further_steps(self.running.len()) },
             weighs: self.planner.policy().traits().predicts,
             table: self.calibrations[Source::Draft].table(),
         }
@@ -330,6 +331,13 @@ impl Engine {
         }
         let needs = self.config.draft.needs();
         (plan.passes, plan.block_rows) = (needs.passes, needs.block.map_or(0, |block| block.rows));
+        plan.step_price = match execution {
+            Execution::Serial => {
+                self.planner.step_price(plan.chunks.iter().filter(|chunk| chunk.steps > 0).count())
+            }
+            // Time under a pass is free.
+            Execution::Overlapped(_) => StepPrice::default(),
+        };
         self.draft_shape = shape_of(&plan, execution, self.draft_pools.len());
         self.draft_due = self.now + self.planner.predicted_draft(&self.draft_shape).unwrap_or_default();
         plan.step = self.draft_lane.begin(&mut plan.admit, &mut plan.retire);
@@ -402,6 +410,7 @@ impl Engine {
                 acceptance: sequence.acceptance_table(&wish.table),
                 survival: wish.survival(sequence),
                 below: wish.floor(weight),
+                next: weight * sequence.levels[Source::Draft].typical(),
             },
             rank: sequence.draft.table.rank(),
             table: sequence.draft.table.append_ids(covered, &mut plan.blocks),
@@ -520,6 +529,8 @@ pub(crate) struct Wish {
     pub(crate) drafts: Drafts,
     keeps_proposals: bool,
     break_even_survival: f32,
+    /// Steps beyond those that are wanted, to be taken as long as they pay.
+    further: usize,
     /// Tokens count by what their sequence's latency targets make of them.
     weighs: bool,
     table: AcceptanceTable,
@@ -532,8 +543,9 @@ impl Wish {
             Drafts::Nothing => 0,
             Drafts::Wanted if sequence.asked => 0,
             Drafts::Wanted => {
-                let wanted = sequence.wanted.min(sequence.useful_proposals());
-                wanted.saturating_sub(sequence.proposals.len())
+                let there = sequence.proposals.len();
+                let further = if sequence.wanted > there { self.further } else { 0 };
+                (sequence.wanted + further).min(sequence.useful_proposals()).saturating_sub(there)
             }
             Drafts::PastFrontiers => {
                 let sent = sequence.verify_out.map_or(0, |out| out.proposals);
@@ -575,7 +587,7 @@ impl Wish {
     /// The rule by which drafting for an outcome ends.
     pub(crate) fn stop_of_outcome(&self, sequence: &Sequence) -> StopRule {
         let below = self.floor(1.0);
-        StopRule { acceptance: sequence.acceptance_table(&self.table), survival: 1.0, below }
+        StopRule { acceptance: sequence.acceptance_table(&self.table), survival: 1.0, below, next: 1.0 }
     }
 }
 

@@ -88,8 +88,32 @@ pub struct DraftPlan {
     /// Rows of the block that all proposals of a chunk are rows of, of a draft that proposes so: they stand behind the chunk's rows, however few
     /// proposals are wanted. 0 of others.
     pub block_rows: usize,
+    /// What a further step costs.
+    pub step_price: StepPrice,
     /// What came of it.
     pub outcome: DraftOutcome,
+}
+
+/// What a further draft step costs, in tokens: a lane ends all drafting by itself, as soon as a step cannot pay for those that would go on
+/// together. How sure the draft is of what it has proposed is known by then, and was not when the plan was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepPrice {
+    /// Whoever goes on; 0: it is free, and taken whatever it brings.
+    pub all: f32,
+    /// And each of those that do, with the row of the verify pass.
+    pub each: f32,
+}
+
+impl StepPrice {
+    /// What a chunk that goes on is expected to bring, in tokens, less what it costs alone.
+    pub fn gain(&self, stop: &StopRule, survival: f32) -> f32 {
+        survival * stop.next - self.each
+    }
+
+    /// Does a step pay in which all together gain so much?
+    pub fn pays(&self, gain: f32) -> bool {
+        self.all == 0.0 || gain > self.all
+    }
 }
 
 /// What a draft plan brought.
@@ -143,6 +167,8 @@ pub struct StopRule {
     pub survival: f32,
     /// Stop after the first proposal whose survival is below; 0 never stops.
     pub below: f32,
+    /// What the next proposal is worth, if all before it survive: its expected acceptance, times what a token of the sequence counts for.
+    pub next: f32,
 }
 
 impl StopRule {
@@ -344,5 +370,21 @@ impl VerifyPlan {
         tests.clear();
         outcome.verdicts.clear();
         outcome.margins.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_taken_if_all_that_go_on_pay_for_it_together() {
+        let price = StepPrice { all: 0.5, each: 0.1 };
+        let stop = StopRule { next: 0.8, ..StopRule::default() };
+        let gain = |survivals: &[f32]| survivals.iter().map(|s| price.gain(&stop, *s)).sum::<f32>();
+        assert!(price.pays(gain(&[0.9])) && !price.pays(gain(&[0.7])) && price.pays(gain(&[0.7, 0.4])));
+        // One that brings less than it costs is none for whom others go on.
+        assert!(gain(&[0.9, 0.05]) < gain(&[0.9]));
+        assert!(!price.pays(0.0) && StepPrice::default().pays(0.0), "what is free is taken");
     }
 }

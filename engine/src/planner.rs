@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::config::Tuning;
 use crate::cost::{PartitionCosts, PassCost, Reach};
-use crate::plan::PartitionId;
+use crate::plan::{PartitionId, StepPrice};
 use crate::policy::{Lengths, Mechanisms, Policy};
 use crate::portfolio::Prices;
 use crate::request::K_LIMIT;
@@ -48,6 +48,9 @@ const FIRST_LONG_ROWS: usize = 128;
 const LONG_ROWS_STEP: usize = 16;
 /// A round is believed to have taken so many times its passes' time beyond them at most: the rest is the machine doing something else.
 const MOST_BEYOND: f64 = 2.0;
+/// Draft steps that sequences take beyond those that pay in the mean, all of them together, as long as each pays by what is known then: where few
+/// draft, how far depends on how sure the draft is, and where many do they even out.
+const FURTHER_STEPS: usize = 4;
 /// The weight of a new time in the mean of those observed.
 const NEW_TIME: f64 = 0.25;
 
@@ -685,6 +688,27 @@ impl Planner {
         let displaced = self.steering.displaced();
         let of = |rows| budget::break_even_survival(rows, self.goodput, &self.partitions[0], &displaced);
         of(self.rows).min(of(self.planned_rows))
+    }
+
+    /// Is a step taken only if it pays by then? Where all proposals come from one pass there is nothing to end.
+    fn ends_drafting(&self) -> bool {
+        self.predicts() && !self.needs.passes.is_one() && !self.probing
+    }
+
+    /// What a further draft step costs where so many sequences draft.
+    pub(crate) fn step_price(&self, drafting: usize) -> StepPrice {
+        let Some(costs) = self.partitions.first().filter(|_| self.ends_drafting() && drafting > 0) else {
+            return StepPrice::default();
+        };
+        let step_s = |sequences| costs.draft.seconds(sequences, Reach::NONE);
+        let more_s = (step_s(drafting) - step_s(1)).max(0.0) / drafting.saturating_sub(1).max(1) as f64;
+        let each = f64::from(self.break_even_survival()) + self.goodput * more_s;
+        StepPrice { all: (self.goodput * (step_s(1) - more_s).max(0.0)) as f32, each: each as f32 }
+    }
+
+    /// Steps that each of so many sequences may draft beyond those that it is to have.
+    pub(crate) fn further_steps(&self, running: usize) -> usize {
+        if self.ends_drafting() { FURTHER_STEPS / running.max(1) } else { 0 }
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of

@@ -1,6 +1,6 @@
 // draft_step: what stands between two steps of drafting, so that no host has to: the tokens just drawn become proposals of their
-// chunks, each chunk's stop rule is applied, and the chunks that go on have a row each in the next pass. One block; a thread for a sample,
-// then for a chunk.
+// chunks, each chunk's stop rule is applied, then that of all together, and the chunks that go on have a row each in the next pass. One
+// block; a thread for a sample, then for a chunk.
 //
 // It writes the whole next pass (rows, chunks, samples, tiles of attention, numbers of rows), whose arrays may be those of the pass that
 // was drawn: all of those are read first. A chunk's cancellation is read once; a chunk that stopped never goes on again, for nothing of
@@ -12,6 +12,8 @@ struct DraftState {
     u32 alive; // whether it was not yet cancelled
     float survival; // of the last proposal
     float below; // no proposal follows one of a survival below
+    float next; // what one that follows is worth, if all before it survive
+    float each, step_cost; // what it costs, and what a step of all chunks costs; the latter is the same for all, 0: steps are free
     float acceptance[16]; // by confidence
 };
 struct Tile { u32 chunk, first_query; };
@@ -68,34 +70,48 @@ DEVICE void record(const DraftStepArgs &a, u32 i) {
     a.proposal_counts[c] = state.count;
 }
 
+DEVICE bool goes_on(const DraftState &state) {
+    return state.alive && state.count > 0 && state.count < state.steps && state.survival >= state.below;
+}
+
 KERNEL(1024, 48) draft_step(DraftStepArgs a) {
     __shared__ u32 shared[32];
+    __shared__ float sums[32];
     const u32 drawn = *a.sample_count;
     for (u32 i = threadIdx.x; i < drawn; i += THREADS) record(a, i);
     if (!a.chunks) return;
     __syncthreads(); // states are written, samples read
+    float gain = 0.0f;
+    for (u32 c = threadIdx.x; c < a.chunk_count; c += THREADS) {
+        DraftState &state = a.states[c];
+        if (a.cancelled[c]) state.alive = 0;
+        if (goes_on(state)) gain += state.survival * state.next - state.each;
+    }
+    gain = block_sum(gain, sums);
+    const float step_cost = a.states[0].step_cost;
+    const bool pays = step_cost == 0.0f || gain > step_cost;
     u32 rows = 0;
     for (u32 start = 0; start < a.chunk_count; start += THREADS) {
         const u32 c = start + threadIdx.x;
-        bool goes_on = false;
+        bool on = false;
         u32 count = 0;
         if (c < a.chunk_count) {
             DraftState &state = a.states[c];
-            if (a.cancelled[c]) state.alive = 0;
             count = state.count;
-            goes_on = state.alive && count > 0 && count < state.steps && state.survival >= state.below;
+            on = pays && goes_on(state);
+            if (!pays) state.alive = 0; // for good: steps may have been asked for already
         }
         u32 going;
-        const u32 to = rows + block_rank(goes_on, shared, going);
+        const u32 to = rows + block_rank(on, shared, going);
         if (c < a.chunk_count) {
             Chunk chunk;
             chunk.first = to;
             chunk.since = 0;
-            chunk.rows = goes_on ? 1 : 0;
-            chunk.sampled_from = goes_on ? 0 : NOTHING;
+            chunk.rows = on ? 1 : 0;
+            chunk.sampled_from = on ? 0 : NOTHING;
             a.chunks[c] = chunk;
         }
-        if (goes_on) {
+        if (on) {
             const u32 position = a.states[c].base + count - 1;
             a.row_tokens[to] = a.proposals[c * STEPS + count - 1];
             a.positions[to] = position;

@@ -120,6 +120,7 @@ mod tests {
             kv_bytes_per_token: 1 << 17,
             max_context: 1 << 20,
             workspace_bytes: GIB,
+            copies: 1,
         }
     }
 

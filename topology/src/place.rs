@@ -15,6 +15,8 @@ pub struct ModelFootprint {
     pub max_context: usize,
     /// Activations and scratch of a pass.
     pub workspace_bytes: u64,
+    /// Ranks that have it whole, each for its part of the sequences; 1 for all others.
+    pub copies: usize,
 }
 
 /// What the configuration asks of the KV pools.
@@ -30,14 +32,14 @@ pub struct KvRequest {
     pub max_context: usize,
 }
 
-/// The sizes of the KV pools. Both hold the same number of tokens.
+/// The sizes of the KV pools. Both hold the same number of tokens, where the draft is not on several ranks that divide the sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct KvPools {
     /// KV blocks of the target.
     pub target_blocks: usize,
-    /// KV blocks of the draft; 0 without a draft.
+    /// KV blocks of the draft, of each rank that has it whole; 0 without a draft.
     pub draft_blocks: usize,
-    /// KV memory of both pools.
+    /// KV memory of all pools.
     pub kv_bytes: u64,
 }
 
@@ -118,24 +120,24 @@ pub(crate) fn pools(
             utilization: limit.utilization_for(fixed_bytes),
         })?;
 
-    // One block of each model: a token takes a slot in both pools.
-    let token_bytes = models().fold(0u64, |sum, m| sum.saturating_add(m.kv_bytes_per_token));
-    let block_bytes = token_bytes.saturating_mul(kv.block_size as u64);
-    let blocks_per_sequence = kv.max_context.div_ceil(kv.block_size) as u64;
+    let draft_token_bytes = draft.map_or(0, |model| model.kv_bytes_per_token);
+    let copies = draft.map_or(1, |model| model.copies);
+    let sizes = BlockSizes::new(kv, (target.kv_bytes_per_token, draft_token_bytes), copies);
+    let blocks_per_sequence = sizes.per_sequence;
     let wanted_blocks = blocks_per_sequence.saturating_mul(kv.max_running as u64);
     let blocks = match kv.memory_bytes {
         Some(asked_bytes) if asked_bytes > left_bytes => {
             return Err(TopologyError::KvMemory { asked_bytes, left_bytes });
         }
-        Some(asked_bytes) => asked_bytes / block_bytes,
-        None => sized(left_bytes, wanted_blocks.saturating_mul(block_bytes)) / block_bytes,
+        Some(asked_bytes) => sizes.fitting(asked_bytes),
+        None => sizes.fitting(sized(left_bytes, sizes.bytes(wanted_blocks))),
     };
     if blocks < blocks_per_sequence {
-        let needed_bytes = blocks_per_sequence.saturating_mul(block_bytes);
+        let needed_bytes = sizes.bytes(blocks_per_sequence);
         return Err(TopologyError::DoesNotFit {
             max_context: kv.max_context,
             needed_bytes,
-            kv_bytes: blocks * block_bytes,
+            kv_bytes: sizes.bytes(blocks),
             left_bytes,
             fitting_context: blocks as usize * kv.block_size,
             // More memory is of no use to pools whose size was asked for.
@@ -145,8 +147,62 @@ pub(crate) fn pools(
             },
         });
     }
-    let draft_blocks = if draft.is_some() { blocks as usize } else { 0 };
-    Ok(KvPools { target_blocks: blocks as usize, draft_blocks, kv_bytes: blocks * block_bytes })
+    let draft_blocks = if draft.is_some() { sizes.draft_blocks(blocks) as usize } else { 0 };
+    Ok(KvPools { target_blocks: blocks as usize, draft_blocks, kv_bytes: sizes.bytes(blocks) })
+}
+
+/// Of ranks that divide the sequences each has draft KV for so many times its part of them: they are not alike, and do not end alike.
+const COPY_ROOM: (u64, u64) = (5, 4);
+
+/// What blocks of the pools take of a memory, and how many of the draft there are beside those of the target.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockSizes {
+    /// Of a block of the target.
+    target_bytes: u64,
+    /// Of a block of the draft, of all ranks in this memory that have it whole.
+    draft_bytes: u64,
+    /// Ranks that have it whole.
+    copies: u64,
+    /// Blocks of the longest sequence.
+    pub(crate) per_sequence: u64,
+}
+
+impl BlockSizes {
+    /// Of models whose tokens take so many bytes in this memory: the target's, and the draft's, which so many ranks have whole.
+    pub(crate) fn new(kv: &KvRequest, (target, draft): (u64, u64), copies: usize) -> BlockSizes {
+        let block = |token_bytes: u64| token_bytes.saturating_mul(kv.block_size as u64);
+        BlockSizes {
+            target_bytes: block(target),
+            draft_bytes: block(draft),
+            copies: copies as u64,
+            per_sequence: kv.max_context.div_ceil(kv.block_size) as u64,
+        }
+    }
+
+    /// Blocks of the draft, on each rank that has it whole, beside so many of the target: as many, or a rank's part and some more.
+    pub(crate) fn draft_blocks(&self, target_blocks: u64) -> u64 {
+        let part = target_blocks.saturating_mul(COPY_ROOM.0).div_ceil(COPY_ROOM.1 * self.copies);
+        part.max(self.per_sequence).min(target_blocks)
+    }
+
+    /// What so many blocks of the target take, and those of the draft beside them.
+    pub(crate) fn bytes(&self, target_blocks: u64) -> u64 {
+        let draft_bytes = self.draft_blocks(target_blocks).saturating_mul(self.draft_bytes);
+        target_blocks.saturating_mul(self.target_bytes).saturating_add(draft_bytes)
+    }
+
+    /// The most blocks of the target in so many bytes, with those of the draft.
+    pub(crate) fn fitting(&self, bytes: u64) -> u64 {
+        // Of the draft there is at least a rank's part.
+        let both = self.target_bytes.saturating_add(self.draft_bytes).max(1);
+        let (mut fits, mut beyond) =
+            (0, (bytes / both).saturating_add(1).saturating_mul(self.copies).saturating_add(1));
+        while beyond - fits > 1 {
+            let middle = fits.midpoint(beyond);
+            *(if self.bytes(middle) <= bytes { &mut fits } else { &mut beyond }) = middle;
+        }
+        fits
+    }
 }
 
 /// All cores for both lanes; and, if there is anything to draft, a few ways to give the draft lane the last cores: one, a

@@ -12,7 +12,7 @@ fn device(memory_bytes: u64) -> CpuDevice {
 }
 
 fn model(weight_bytes: u64, kv_bytes_per_token: u64) -> ModelFootprint {
-    ModelFootprint { weight_bytes, kv_bytes_per_token, max_context: 4096, workspace_bytes: MIB }
+    ModelFootprint { weight_bytes, kv_bytes_per_token, max_context: 4096, workspace_bytes: MIB, copies: 1 }
 }
 
 fn request(max_running: usize, max_context: usize) -> KvRequest {
@@ -41,6 +41,27 @@ fn without_a_draft_its_pool_is_empty_and_all_cores_are_used() {
     assert_eq!((plan.pools.draft_blocks, plan.pools.target_blocks), (0, 1));
     assert_eq!(plan.partitions.len(), 1);
     assert_eq!(plan.partitions[0].verify.cores, [0, 1, 2, 3]);
+}
+
+#[test]
+fn ranks_that_divide_the_sequences_have_draft_kv_for_their_part_and_some_more() {
+    let target = model(100 * MIB, 1000);
+    let pools = |copies, max_running, memory_bytes| {
+        // On a CPU all of them are in one memory.
+        let draft = ModelFootprint { copies, ..model(10 * MIB, 100 * copies as u64) };
+        let kv = KvRequest { memory_bytes, ..request(max_running, 160) };
+        place(&device(4096 * MIB), None, &target, Some(&draft), &kv).unwrap().pools
+    };
+    // 80 blocks, of which a quarter, and a quarter of that.
+    assert_eq!((pools(1, 8, None).target_blocks, pools(1, 8, None).draft_blocks), (80, 80));
+    let four = pools(4, 8, None);
+    assert_eq!((four.target_blocks, four.draft_blocks), (80, 25));
+    assert_eq!(four.kv_bytes, 16 * (80 * 1000 + 25 * 400));
+    // Each rank drafts for the longest sequence.
+    assert_eq!((pools(4, 2, None).target_blocks, pools(4, 2, None).draft_blocks), (20, 10));
+    // What the draft does not take is the target's.
+    let [one, four] = [1, 4].map(|copies| pools(copies, 8, Some(16 * 100 * 1400)));
+    assert_eq!((one.target_blocks, four.target_blocks, four.draft_blocks), (127, 124, 39));
 }
 
 #[test]
@@ -108,10 +129,11 @@ proptest! {
         memory in 0u64..8192, target_mib in 0u64..4096, draft_mib in proptest::option::of(0u64..512),
         target_kv in 1u64..200_000, draft_kv in 1u64..20_000, block_size in 1usize..64, max_running in 1usize..64,
         max_context in 1usize..4097, kv_mib in proptest::option::of(0u64..4096), threads in proptest::option::of(1usize..5),
+        copies in 1usize..5,
     ) {
         let device = device(memory * MIB);
         let target = model(target_mib * MIB, target_kv);
-        let draft = draft_mib.map(|mib| model(mib * MIB, draft_kv));
+        let draft = draft_mib.map(|mib| ModelFootprint { copies, ..model(mib * MIB, draft_kv) });
         let kv = KvRequest { block_size, memory_bytes: kv_mib.map(|mib| mib * MIB), max_running, max_context };
         let fixed = target.weight_bytes + target.workspace_bytes + draft.as_ref().map_or(0, |d| d.weight_bytes + d.workspace_bytes);
         let token_bytes = target_kv + draft.as_ref().map_or(0, |_| draft_kv);
@@ -121,8 +143,16 @@ proptest! {
             Ok(plan) => {
                 let pools = plan.pools;
                 prop_assert!(pools.target_blocks >= sequence_blocks);
-                prop_assert_eq!(pools.draft_blocks, if draft.is_some() { pools.target_blocks } else { 0 });
-                prop_assert_eq!(pools.kv_bytes, (pools.target_blocks * block_size) as u64 * token_bytes);
+                let drafts = draft.is_some() as usize;
+                prop_assert!(pools.draft_blocks <= drafts * pools.target_blocks);
+                prop_assert!(pools.draft_blocks >= drafts * sequence_blocks);
+                prop_assert!(pools.draft_blocks * copies >= drafts * pools.target_blocks);
+                prop_assert!(copies > 1 || pools.draft_blocks == drafts * pools.target_blocks);
+                let bytes = |target: usize, draft: usize| block_size as u64 * (target as u64 * target_kv + draft as u64 * draft_kv);
+                prop_assert_eq!(pools.kv_bytes, bytes(pools.target_blocks, pools.draft_blocks));
+                let limit = kv.memory_bytes.unwrap_or((device.memory_bytes - fixed) / 2);
+                let more = bytes(pools.target_blocks + 1, pools.draft_blocks + drafts);
+                prop_assert!(more > limit || pools.target_blocks == max_running * sequence_blocks, "there is room for more");
                 prop_assert!(fixed + pools.kv_bytes <= device.memory_bytes);
                 prop_assert!(pools.kv_bytes <= kv.memory_bytes.unwrap_or((device.memory_bytes - fixed) / 2));
                 let whole = &plan.partitions[0];

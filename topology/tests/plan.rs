@@ -128,6 +128,25 @@ fn drafts_are_where_they_are_asked_to_be() {
 }
 
 #[test]
+fn ranks_that_divide_the_sequences_leave_the_target_what_their_drafts_do_not_need() {
+    let (target, draft) = (bytes(1), bytes(1));
+    let machine = machine(vec![gpu(80, 0); 4], &[]);
+    let of = |draft_place| {
+        let asked = PlanRequest { target_ranks: 4, draft_place, ..request(&target, &draft, on_gpus(4)) };
+        plan(&machine, &asked).unwrap().replicas.swap_remove(0)
+    };
+    let (first, replicated) = (of(DraftPlace::First), of(DraftPlace::Replicated));
+    for rank in &replicated.ranks {
+        let of = |shard: &Option<Shard>| shard.as_ref().map_or(0, |shard| shard.kv_bytes);
+        // A token of the draft takes 4/5 of one of the target's share; and there are 5/16 as many.
+        let (of_target, of_draft) = (of(&rank.target), of(&rank.draft));
+        assert!(of_target > GIB && of_target.abs_diff(4 * of_draft) < MIB, "{rank:?}");
+    }
+    let times = replicated.kv_blocks as f64 / first.kv_blocks as f64;
+    assert!((1.43..1.45).contains(&times), "{times}");
+}
+
+#[test]
 fn what_does_not_go_together_is_refused_by_the_name_of_its_key() {
     let (target, draft) = (bytes(1), bytes(1));
     let machine = machine(vec![gpu(80, 0); 4], &[]);

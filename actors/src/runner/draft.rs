@@ -197,9 +197,12 @@ impl<B: LaneBackend> DraftRunner<B> {
         self.forward(&rows, job);
     }
 
-    /// One more proposal for every chunk that wants one: the row of its latest proposal. False if none does.
+    /// One more proposal for every chunk that wants one: the row of its latest proposal. False if none does, or the step does not pay.
     fn step(&mut self, job: &mut Drafting<'_>) -> bool {
         self.hear(job);
+        if !job.pays_a_step(self.cancelled.chunks()) {
+            return false;
+        }
         let mut rows = PassRows::default();
         let mut wanted = false;
         for index in 0..job.plan.chunks.len() {
@@ -380,6 +383,17 @@ impl<'a> Drafting<'a> {
         let drafted = &self.drafted[index];
         let latest = drafted.last().filter(|_| !self.ended[index])?;
         Some((latest.token, chunk.start + chunk.rows.len() + drafted.len() - 1))
+    }
+
+    /// Does a step pay for all chunks that want another proposal?
+    fn pays_a_step(&mut self, cancelled: &[usize]) -> bool {
+        let (plan, mut gain) = (self.plan, 0.0);
+        for (index, chunk) in plan.chunks.iter().enumerate() {
+            if self.goes_on(index, cancelled).is_some() {
+                gain += plan.step_price.gain(&chunk.stop, self.survival[index]);
+            }
+        }
+        plan.step_price.pays(gain)
     }
 
     /// Whether a proposal that was drawn for a chunk is of use: the first always is.

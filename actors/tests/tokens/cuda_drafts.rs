@@ -8,7 +8,7 @@ use faser_actors::{
     MASK_PATIENCE,
 };
 use faser_engine::{
-    Admission, BlockId, DraftChunk, DraftPlan, Drafted, PartitionId, SeqId, StopRule, TokenId,
+    Admission, BlockId, DraftChunk, DraftPlan, Drafted, PartitionId, SeqId, StepPrice, StopRule, TokenId,
 };
 use faser_kernels::cuda::{Gpu, Share};
 use faser_models::cuda::{CudaModel, CudaSizes};
@@ -84,6 +84,8 @@ fn plan(random: &mut Random, step: u64, sequences: &[Sequence], stops: bool) -> 
         partition: PartitionId(random.between(0, PARTITIONS - 1)),
         alternatives: random.chance(50),
         candidates: random.chance(50),
+        // All that go on gain one each, so that sums are exact: some plans end while several would go on.
+        step_price: StepPrice { all: [0.0, 0.0, 1.0, 2.0][step as usize % 4], each: -1.0 },
         ..DraftPlan::default()
     };
     for (number, sequence) in (0u64..).zip(sequences) {

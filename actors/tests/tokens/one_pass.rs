@@ -168,6 +168,7 @@ fn run<B: LaneBackend>(
                     acceptance: std::array::from_fn(|_| 0.7),
                     survival: 1.0,
                     below: if stops { 0.5 } else { 0.0 },
+                    next: 0.0,
                 },
                 table: blocks..plan.blocks.len(),
                 features: features..plan.features.len(),

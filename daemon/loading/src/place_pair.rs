@@ -121,6 +121,7 @@ fn footprint(model: &Model, workspace_bytes: u64) -> ModelFootprint {
         kv_bytes_per_token: model.kv_bytes_per_token(),
         max_context: model.config().max_context,
         workspace_bytes,
+        copies: 1,
     }
 }
 
@@ -147,9 +148,11 @@ impl OnCpu {
             for_target.workspace_bytes += Scratch::attached_bytes(head, limits.rows);
         }
         let mut for_draft = all(&pair.draft, limits.draft_logit_rows);
-        if let Some(for_draft) = for_draft.as_mut().filter(|_| bounds.speculation.draft_copies > 1) {
+        let copies = bounds.speculation.draft_copies;
+        if let Some(for_draft) = for_draft.as_mut().filter(|_| copies > 1) {
             // Ranks that have it whole read the same weights.
             for_draft.weight_bytes = pair.draft[0].weight_bytes();
+            for_draft.copies = copies;
         }
         OnCpu { why, pair, for_target, for_draft }
     }
@@ -283,6 +286,7 @@ fn on_gpus(
         kv_bytes_per_token: shard.config(&model.config).kv_bytes_per_token(model.kv_dtype),
         max_context: model.config.max_context,
         workspace_bytes: sizes.workspace_bytes(&model.config, shard, model.dtype),
+        copies: 1,
     };
     let (of_target, of_draft) = of_rank(0)?;
     let mut for_target = footprint(&of_target, first_shard, limits.cuda_verify(bounds));
@@ -290,8 +294,10 @@ fn on_gpus(
         for_target.kv_bytes_per_token += CudaFeaturePages::bytes_per_token(head, weights.dtype);
         for_target.workspace_bytes += limits.cuda_verify(bounds).attached_bytes(head, weights.dtype);
     }
-    let for_draft =
-        of_draft.as_ref().map(|draft| footprint(draft, Shard::of(0, draft_ranks), limits.cuda_draft(bounds)));
+    let for_draft = of_draft.as_ref().map(|draft| ModelFootprint {
+        copies: bounds.speculation.draft_copies,
+        ..footprint(draft, Shard::of(0, draft_ranks), limits.cuda_draft(bounds))
+    });
     let device = GpuDevice {
         sms: first.sms,
         memory_bytes: gpus.iter().map(|gpu| gpu.memory_bytes).min().unwrap_or(0),

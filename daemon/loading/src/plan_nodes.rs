@@ -127,11 +127,13 @@ pub(crate) fn over_nodes(
 }
 
 fn footprint(shares: impl Iterator<Item = ShareBytes>, max_context: usize) -> ModelFootprint {
-    let none = ModelFootprint { weight_bytes: 0, kv_bytes_per_token: 0, max_context, workspace_bytes: 0 };
+    let none =
+        ModelFootprint { weight_bytes: 0, kv_bytes_per_token: 0, max_context, workspace_bytes: 0, copies: 1 };
     shares.fold(none, |sum, own| ModelFootprint {
         weight_bytes: sum.weight_bytes + own.weight_bytes,
         kv_bytes_per_token: sum.kv_bytes_per_token + own.kv_bytes_per_token,
         workspace_bytes: sum.workspace_bytes + own.workspace_bytes,
+        copies: 1,
         max_context,
     })
 }

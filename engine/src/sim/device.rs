@@ -122,31 +122,61 @@ impl SimDevice {
         for (rank, lane) in self.drafts.iter_mut().enumerate() {
             lane.open_part(plan, rank);
         }
-        for chunk in &plan.chunks {
+        let masked = plan.passes.is_one();
+        let mut going: Vec<(usize, Prefix)> = Vec::new();
+        let mut survivals: Vec<f32> = plan.chunks.iter().map(|chunk| chunk.stop.survival).collect();
+        let mut drafted: Vec<Vec<Drafted>> = plan.chunks.iter().map(|_| Vec::new()).collect();
+        for (index, chunk) in plan.chunks.iter().enumerate() {
             let lane = &mut self.drafts[chunk.rank];
             let (rows, table) = (&plan.tokens[chunk.rows.clone()], &plan.blocks[chunk.table.clone()]);
             if let Some(features) = plan.features(chunk) {
                 self.target.assert_features(chunk.seq, (chunk.start, rows), table, features, lane);
             }
-            let mut prefix = lane.compute(chunk.seq, chunk.start, rows, table);
+            let prefix = lane.compute(chunk.seq, chunk.start, rows, table);
             let end = chunk.start + rows.len() + chunk.steps;
             if chunk.outcome {
                 lane.remember_at_least(chunk.seq, end);
             } else {
                 lane.remember(chunk.seq, end);
             }
-            let before = plan.outcome.proposals.len();
-            let mut survival = chunk.stop.survival;
-            let masked = plan.passes.is_one();
-            for step in 0..chunk.steps {
+            if chunk.steps > 0 {
+                going.push((index, prefix));
+            }
+        }
+        for step in 0.. {
+            if step > 0 && !masked {
+                let of = |(index, _): &(usize, Prefix)| {
+                    plan.step_price.gain(&plan.chunks[*index].stop, survivals[*index])
+                };
+                if !plan.step_price.pays(going.iter().map(of).sum()) {
+                    break;
+                }
+            }
+            let mut next = Vec::new();
+            for (index, mut prefix) in std::mem::take(&mut going) {
+                let chunk = &plan.chunks[index];
+                let (rows, table) = (&plan.tokens[chunk.rows.clone()], &plan.blocks[chunk.table.clone()]);
+                if step > 0 {
+                    let token = drafted[index][step - 1].token;
+                    prefix = if masked {
+                        prefix.then(token)
+                    } else {
+                        self.drafts[chunk.rank].write(
+                            chunk.start + rows.len() + step - 1,
+                            prefix,
+                            token,
+                            table,
+                        )
+                    };
+                }
                 let place = if masked { step } else { 0 };
                 let (token, confidence) = self.draft_token(chunk.seq, &prefix, self.fade.powi(place as i32));
                 if self.oracle && token != self.target_token(&prefix) {
-                    break;
+                    continue;
                 }
                 let alternatives =
                     plan.alternatives.then(|| [token, self.wrong(token)].into_iter().collect());
-                plan.outcome.proposals.push(Drafted {
+                drafted[index].push(Drafted {
                     token,
                     confidence,
                     alternatives: alternatives.unwrap_or_default(),
@@ -156,22 +186,25 @@ impl SimDevice {
                         Candidates::new()
                     },
                 });
-                survival = chunk.stop.after(survival, confidence);
-                if step + 1 == chunk.steps || survival < chunk.stop.below {
-                    break;
+                survivals[index] = chunk.stop.after(survivals[index], confidence);
+                if step + 1 < chunk.steps && survivals[index] >= chunk.stop.below {
+                    next.push((index, prefix));
                 }
-                prefix = if masked {
-                    prefix.then(token)
-                } else {
-                    self.drafts[chunk.rank].write(chunk.start + rows.len() + step, prefix, token, table)
-                };
             }
+            going = next;
+            if going.is_empty() {
+                break;
+            }
+        }
+        for (chunk, drafted) in plan.chunks.iter().zip(drafted) {
+            let (rows, table) = (&plan.tokens[chunk.rows.clone()], &plan.blocks[chunk.table.clone()]);
             if masked || plan.features(chunk).is_some() {
                 let end = chunk.start + rows.len();
                 let places = end..end + plan.rows_behind(chunk.steps);
                 places.for_each(|position| self.drafts[chunk.rank].spoil(position, table));
             }
-            plan.outcome.counts.push(plan.outcome.proposals.len() - before);
+            plan.outcome.counts.push(drafted.len());
+            plan.outcome.proposals.extend(drafted);
         }
         let factor = self.deviation.draft * self.deviation.noise(self.seed, plan.step);
         self.costs.draft_plan(plan, &|_| true).times(factor)

@@ -138,12 +138,18 @@ pub struct DraftState {
     pub steps: u32,
     /// Proposals it has.
     pub count: u32,
-    /// 1; 0 once it was seen to be cancelled.
+    /// 1; 0 once it was seen to be cancelled, or no step paid for all chunks that would have gone on.
     pub alive: u32,
     /// Survival of the last proposal, or of what stands before the first.
     pub survival: f32,
     /// Nothing follows a proposal whose survival is below.
     pub below: f32,
+    /// What its next proposal is worth, if all before it survive.
+    pub next: f32,
+    /// What that costs.
+    pub each: f32,
+    /// What a step of all chunks costs, the same for each of them; 0: it is free, and taken whatever it brings.
+    pub step_cost: f32,
     /// Probability of acceptance by confidence: even bins from 0 to 1.
     pub acceptance: [f32; 16],
 }
@@ -218,4 +224,4 @@ impl DraftStepArgs {
 }
 
 // The kernel's numbers.
-const _: () = assert!(TOP_TOKENS == 8 && size_of::<DraftState>() == 88 && size_of::<DraftStepArgs>() == 200);
+const _: () = assert!(TOP_TOKENS == 8 && size_of::<DraftState>() == 100 && size_of::<DraftStepArgs>() == 200);

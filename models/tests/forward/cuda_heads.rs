@@ -151,6 +151,9 @@ impl Lanes {
             alive: 1,
             survival: 1.0,
             below: 0.0,
+            next: 0.0,
+            each: 0.0,
+            step_cost: 0.0,
             acceptance: [1.0; 16],
         };
         let chunks = [DraftChunkInput { state, table: head_table, sampler: greedy() }];

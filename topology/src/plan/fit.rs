@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use super::assign::{RankSlot, slots};
 use super::{
-    DeviceId, DeviceLoad, Lanes, Plan, PlanDevices, PlanModel, PlanRequest, Problem, Rank, Replica, Shard,
-    ShareBytes,
+    DeviceId, DeviceLoad, DraftPlace, Lanes, Plan, PlanDevices, PlanModel, PlanRequest, Problem, Rank,
+    Replica, Shard, ShareBytes,
 };
 use crate::gpu_placement::GpuDevice;
-use crate::place::{check, partitions};
+use crate::place::{BlockSizes, check, partitions};
 use crate::{LanePair, ModelFootprint, Partition, Topology, rank_partitions};
 
 /// What the shards of all replicas on one device add up to.
@@ -17,8 +17,8 @@ struct Sum {
     target_weight_bytes: u64,
     draft_weight_bytes: u64,
     workspace_bytes: u64,
-    /// KV of one token of every replica that is there.
-    token_bytes: u64,
+    /// KV of one token of every replica that is there: of its target, and of its draft.
+    token_bytes: (u64, u64),
     /// Replicas that are there.
     replicas: u64,
 }
@@ -36,7 +36,6 @@ pub(super) fn fit(machine: &Topology, request: &PlanRequest<'_>) -> Result<Plan,
         blocks = blocks.min(blocks_on(machine, request, device, sum)?);
     }
     let lanes = lanes(machine, request, &slots)?;
-    let kv_tokens = blocks * request.kv.block_size;
     let replicas: Vec<Replica> = slots
         .into_iter()
         .zip(lanes)
@@ -49,7 +48,7 @@ pub(super) fn fit(machine: &Topology, request: &PlanRequest<'_>) -> Result<Plan,
         budget_bytes: budget_bytes(machine, request, device),
         target_weight_bytes: sum.target_weight_bytes,
         draft_weight_bytes: sum.draft_weight_bytes,
-        kv_bytes: kv_tokens as u64 * sum.token_bytes,
+        kv_bytes: sizes(request, sum.token_bytes).bytes(blocks as u64),
         workspace_bytes: sum.workspace_bytes,
     });
     Ok(Plan { replicas, devices: devices.collect(), warnings: Vec::new() })
@@ -62,6 +61,7 @@ fn check_context(request: &PlanRequest<'_>, model: &PlanModel<'_>) -> Result<(),
         kv_bytes_per_token: bytes.kv_bytes_per_token,
         max_context: model.max_context,
         workspace_bytes: bytes.workspace_bytes,
+        copies: 1,
     };
     check(&footprint, None, &request.kv).map_err(|error| Problem::Asked(error.to_string()))
 }
@@ -74,10 +74,10 @@ fn sums(request: &PlanRequest<'_>, replicas: &[Vec<RankSlot>]) -> BTreeMap<Devic
             let (target, draft) = (target_bytes(request, slot), draft_bytes(request, slot));
             sum.target_weight_bytes += target.map_or(0, |bytes| bytes.weight_bytes);
             sum.draft_weight_bytes += draft.map_or(0, |bytes| bytes.weight_bytes);
-            for bytes in [target, draft].into_iter().flatten() {
-                sum.workspace_bytes += bytes.workspace_bytes;
-                sum.token_bytes += bytes.kv_bytes_per_token;
-            }
+            sum.workspace_bytes +=
+                [target, draft].into_iter().flatten().map(|bytes| bytes.workspace_bytes).sum::<u64>();
+            sum.token_bytes.0 += target.map_or(0, |bytes| bytes.kv_bytes_per_token);
+            sum.token_bytes.1 += draft.map_or(0, |bytes| bytes.kv_bytes_per_token);
         }
         // Once for each replica, however many of its ranks are there.
         let mut devices: Vec<DeviceId> = slots.iter().map(|slot| slot.device).collect();
@@ -98,6 +98,12 @@ fn draft_bytes(request: &PlanRequest<'_>, slot: &RankSlot) -> Option<ShareBytes>
     slot.draft.as_ref().zip(request.draft).map(|(share, draft)| (draft.bytes)(share, request.dtype))
 }
 
+/// What KV blocks take where a token of target and draft takes so many bytes.
+fn sizes(request: &PlanRequest<'_>, token_bytes: (u64, u64)) -> BlockSizes {
+    let replicated = request.draft_place == DraftPlace::Replicated;
+    BlockSizes::new(&request.kv, token_bytes, if replicated { request.target_ranks } else { 1 })
+}
+
 /// KV blocks of each replica that the device has room for.
 fn blocks_on(
     machine: &Topology,
@@ -113,9 +119,9 @@ fn blocks_on(
         needed_bytes,
         budget_bytes,
     })?;
-    // A block of every replica.
-    let block_bytes = sum.token_bytes.max(1).saturating_mul(kv.block_size as u64);
-    let per_sequence = kv.max_context.div_ceil(kv.block_size) as u64;
+    // Of every replica.
+    let sizes = sizes(request, sum.token_bytes);
+    let per_sequence = sizes.per_sequence;
     let kv_bytes = match kv.memory_bytes {
         Some(asked_bytes) if asked_bytes > left_bytes => {
             return Err(Problem::KvMemory { device, asked_bytes, left_bytes });
@@ -123,18 +129,17 @@ fn blocks_on(
         Some(asked_bytes) => asked_bytes,
         None if device == DeviceId::Cpu => {
             // Memory of the host is wanted by others too.
-            let wanted = per_sequence.saturating_mul(kv.max_running as u64).saturating_mul(block_bytes);
-            wanted.min(left_bytes / 2)
+            sizes.bytes(per_sequence.saturating_mul(kv.max_running as u64)).min(left_bytes / 2)
         }
         None => left_bytes,
     };
-    let blocks = kv_bytes / block_bytes;
+    let blocks = sizes.fitting(kv_bytes);
     if blocks < per_sequence {
         let of_one = |bytes: u64| bytes / sum.replicas.max(1);
         return Err(Problem::Context {
             device,
             max_context: kv.max_context,
-            needed_bytes: of_one(per_sequence.saturating_mul(block_bytes)),
+            needed_bytes: of_one(sizes.bytes(per_sequence)),
             kv_bytes: of_one(kv_bytes),
         });
     }
@@ -149,18 +154,21 @@ fn replica(
     kv_blocks: usize,
 ) -> Replica {
     let kv_tokens = kv_blocks * request.kv.block_size;
-    let shard = |share, bytes: ShareBytes| Shard {
+    let shard = |share, bytes: ShareBytes, kv: (u64, u64)| Shard {
         share,
         weight_bytes: bytes.weight_bytes,
-        kv_bytes: kv_tokens as u64 * bytes.kv_bytes_per_token,
+        kv_bytes: sizes(request, kv).bytes(kv_blocks as u64),
         workspace_bytes: bytes.workspace_bytes,
     };
     let rank = |(slot, partitions): (RankSlot, Vec<Lanes>)| {
         let (target, draft) = (target_bytes(request, &slot), draft_bytes(request, &slot));
         Rank {
             device: slot.device,
-            target: slot.target.zip(target).map(|(share, bytes)| shard(share, bytes)),
-            draft: slot.draft.zip(draft).map(|(share, bytes)| shard(share, bytes)),
+            target: slot
+                .target
+                .zip(target)
+                .map(|(share, own)| shard(share, own, (own.kv_bytes_per_token, 0))),
+            draft: slot.draft.zip(draft).map(|(share, own)| shard(share, own, (0, own.kv_bytes_per_token))),
             partitions,
         }
     };

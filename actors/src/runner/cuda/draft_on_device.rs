@@ -71,7 +71,11 @@ impl CudaBackend {
                 adjusts |= sequence.on_device.adjusts();
                 restricts |= sequence.request.sampling.restricts(self.vocab);
             }
-            chunks.push(cuda::DraftChunkInput { state: state(chunk), table, sampler: sequence.sampler() });
+            chunks.push(cuda::DraftChunkInput {
+                state: state(plan, chunk),
+                table,
+                sampler: sequence.sampler(),
+            });
         }
         self.passes.begin_draft(&DraftInput { chunks: &chunks, adjusts, restricts, beside: beside(plan) })
     }
@@ -184,7 +188,7 @@ fn beside(plan: &DraftPlan) -> Beside {
 }
 
 /// What the device has to know of a chunk.
-fn state(chunk: &DraftChunk) -> DraftState {
+fn state(plan: &DraftPlan, chunk: &DraftChunk) -> DraftState {
     DraftState {
         base: (chunk.start + chunk.rows.len()) as u32,
         steps: chunk.steps as u32,
@@ -192,6 +196,9 @@ fn state(chunk: &DraftChunk) -> DraftState {
         alive: 1,
         survival: chunk.stop.survival,
         below: chunk.stop.below,
+        next: chunk.stop.next,
+        each: plan.step_price.each,
+        step_cost: plan.step_price.all,
         acceptance: chunk.stop.acceptance,
     }
 }

@@ -20,7 +20,11 @@ fn planned(text: &str) -> PlanReport {
 
 #[test]
 fn on_the_cpu_a_plan_has_the_pools_and_weights_that_loading_gives() {
-    for split in ["", ", tensor_parallel: 2, draft_tensor_parallel: 2"] {
+    for split in [
+        "",
+        ", tensor_parallel: 2, draft_tensor_parallel: 2",
+        ", tensor_parallel: 2, draft_placement: replicated",
+    ] {
         let text = format!(
             "model: {{synthetic: {{preset: tiny}}}}\ndevice: {{kind: cpu{split}}}\nspeculation: {{policy: 'fixed:2'}}\n\
              scheduler: {{max_running: 3, max_context: 100}}\n"
@@ -30,6 +34,13 @@ fn on_the_cpu_a_plan_has_the_pools_and_weights_that_loading_gives() {
         let (replica, device) = (&plan.replicas[0], &plan.devices[0]);
         assert_eq!(replica.kv_blocks, loaded.pools.target_blocks, "{split}");
         assert_eq!(device.kv_bytes, loaded.pools.kv_bytes, "{split}");
+        assert_eq!(loaded.engine.draft.needs().blocks, loaded.pools.draft_blocks, "{split}");
+        let divided = split.contains("replicated");
+        assert_eq!(loaded.pools.draft_blocks < loaded.pools.target_blocks, divided, "{split}");
+        if divided {
+            // Ranks read the same weights, which a plan counts for each.
+            continue;
+        }
         assert_eq!(device.target_weight_bytes, loaded.device.target().weight_bytes, "{split}");
         assert_eq!(
             Some(device.draft_weight_bytes),

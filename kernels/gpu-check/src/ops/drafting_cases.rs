@@ -34,7 +34,7 @@ impl Drafting {
     }
 }
 
-fn new_chunks(random: &mut Random, count: usize) -> Vec<Drafting> {
+fn new_chunks(random: &mut Random, count: usize, step_cost: f32) -> Vec<Drafting> {
     let one = |_| {
         let mut acceptance = [0.0; 16];
         acceptance.iter_mut().for_each(|p| *p = 0.4 + random.below(60) as f32 / 100.0);
@@ -45,6 +45,10 @@ fn new_chunks(random: &mut Random, count: usize) -> Vec<Drafting> {
             alive: 1,
             survival: 1.0,
             below: [0.0, 0.2, 0.5][random.below(3)],
+            next: 0.0,
+            // All that go on bring one each, so that sums are exact.
+            each: -1.0,
+            step_cost,
             acceptance,
         };
         Drafting { state, ..Drafting::default() }
@@ -133,11 +137,12 @@ pub(super) fn features_are_read_where_they_were_written(bench: &Bench<'_>) {
 
 pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench<'_>) {
     let mut random = Random::new(31);
-    let (mut stopped, mut cancelled, mut full) = (0, 0, 0);
+    let (mut stopped, mut cancelled, mut full, mut unpaid) = (0, 0, 0, 0);
     for case in 0..12 {
         // Some plans are larger than a block.
-        let n = if case == 5 { 1100 } else { 1 + random.below(40) };
-        let mut all = new_chunks(&mut random, n);
+        let n = if [5, 11].contains(&case) { 1100 } else { 1 + random.below(40) };
+        let step_cost = if case % 4 == 3 { n as f32 / 3.0 } else { 0.0 };
+        let mut all = new_chunks(&mut random, n, step_cost);
         let (each, queries) = (1 + case as u32 % 2, 16);
         let alternatives_wanted = case % 3 > 0;
         let states: Vec<DraftState> = all.iter().map(|chunk| chunk.state).collect();
@@ -219,6 +224,11 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
                 chunk.cancelled |= *flag == 1;
             }
             drawing = (0..n).filter(|c| all[*c].goes_on()).collect();
+            if step_cost > 0.0 && !drawing.is_empty() && drawing.len() as f32 <= step_cost {
+                unpaid += 1;
+                drawing.clear();
+                all.iter_mut().for_each(|chunk| chunk.cancelled = true);
+            }
             let rows_now = drawing.len() as u32;
             assert_eq!(counts.read(), [rows_now; 3], "case {case}, step {at}");
             assert_eq!((step.read()[0] as usize, going.read()[at]), (at + 1, rows_now + 1));
@@ -259,5 +269,8 @@ pub(super) fn steps_record_proposals_and_go_on_with_those_that_may(bench: &Bench
             stopped += usize::from(!chunk.cancelled && count > 0 && count < chunk.state.steps as usize);
         }
     }
-    assert!(stopped > 50 && cancelled > 20 && full > 20, "{stopped} {cancelled} {full}");
+    assert!(
+        stopped > 50 && cancelled > 20 && full > 20 && unpaid > 1,
+        "{stopped} {cancelled} {full} {unpaid}"
+    );
 }
