@@ -283,7 +283,10 @@ impl Engine {
             drafts,
             keeps_proposals: self.config.draft.needs().keeps_proposals,
             break_even_survival: self.planner.break_even_survival(),
-            further: if self.planner.kv_short() { 0 } else { self.planner.further_steps(self.running.len()) },
+            further: match self.planner.kv_short() {
+                true => 0,
+                false => self.planner.further_steps(self.running.len(), self.config.max_pass_rows),
+            },
             weighs: self.planner.policy().traits().predicts,
             table: self.calibrations[Source::Draft].table(),
         }
@@ -333,7 +336,9 @@ impl Engine {
         (plan.passes, plan.block_rows) = (needs.passes, needs.block.map_or(0, |block| block.rows));
         plan.step_price = match execution {
             Execution::Serial => {
-                self.planner.step_price(plan.chunks.iter().filter(|chunk| chunk.steps > 0).count())
+                let drafting = || plan.chunks.iter().filter(|chunk| chunk.steps > 0);
+                let context = drafting().map(|chunk| chunk.start + chunk.rows.len()).sum();
+                self.planner.step_price(drafting().count(), context)
             }
             // Time under a pass is free.
             Execution::Overlapped(_) => StepPrice::default(),
@@ -388,7 +393,14 @@ impl Engine {
         // In a single pass each proposal after the first has a row.
         let masked = needs.passes.is_one();
         let most = if masked && needs.block.is_none() { *rows_left - rows + 1 } else { k };
-        let steps = if rows == missing { k.min(most) } else { 0 };
+        let mut steps = if rows == missing { k.min(most) } else { 0 };
+        if wish.further > 0 && steps > 0 && !masked {
+            // No block is taken from anybody for what may not be drafted in the end.
+            let wanted = steps.min(sequence.wanted.saturating_sub(sequence.proposals.len()));
+            let covered = start + rows + needs.rows_behind(steps);
+            let Some(sequence) = self.sequences.get_mut(&seq) else { return };
+            steps = if sequence.draft.table.grow(covered) { steps } else { wanted };
+        }
         let behind = needs.rows_behind(steps);
         let covered = start + rows + behind;
         let evicts = !matches!(wish.drafts, Drafts::Behind(_)) && (steps > 0 || catches_up);

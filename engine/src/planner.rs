@@ -690,25 +690,30 @@ impl Planner {
         of(self.rows).min(of(self.planned_rows))
     }
 
-    /// Is a step taken only if it pays by then? Where all proposals come from one pass there is nothing to end.
+    /// Is a step taken only if it pays by then? Where all proposals come from one pass there is nothing to end, and of several ranks that draft
+    /// none knows what the others would gain.
     fn ends_drafting(&self) -> bool {
-        self.predicts() && !self.needs.passes.is_one() && !self.probing
+        self.predicts() && !self.needs.passes.is_one() && self.copies == 1 && !self.probing
     }
 
-    /// What a further draft step costs where so many sequences draft.
-    pub(crate) fn step_price(&self, drafting: usize) -> StepPrice {
+    /// What a further draft step costs where so many sequences draft, behind so many tokens in all.
+    pub(crate) fn step_price(&self, drafting: usize, context: usize) -> StepPrice {
         let Some(costs) = self.partitions.first().filter(|_| self.ends_drafting() && drafting > 0) else {
             return StepPrice::default();
         };
-        let step_s = |sequences| costs.draft.seconds(sequences, Reach::NONE);
+        let step_s =
+            |sequences| costs.draft.seconds(sequences, Reach::single(context * sequences / drafting));
         let more_s = (step_s(drafting) - step_s(1)).max(0.0) / drafting.saturating_sub(1).max(1) as f64;
         let each = f64::from(self.break_even_survival()) + self.goodput * more_s;
-        StepPrice { all: (self.goodput * (step_s(1) - more_s).max(0.0)) as f32, each: each as f32 }
+        // However little it is, it is not free.
+        let all = ((self.goodput * (step_s(1) - more_s)) as f32).max(f32::MIN_POSITIVE);
+        StepPrice { all, each: each as f32 }
     }
 
-    /// Steps that each of so many sequences may draft beyond those that it is to have.
-    pub(crate) fn further_steps(&self, running: usize) -> usize {
-        if self.ends_drafting() { FURTHER_STEPS / running.max(1) } else { 0 }
+    /// Steps that each of so many sequences may draft beyond those that it is to have, where passes have so many rows.
+    pub(crate) fn further_steps(&self, running: usize, most_rows: usize) -> usize {
+        let spare = most_rows.saturating_sub(self.planned_rows);
+        if self.ends_drafting() { FURTHER_STEPS.min(spare) / running.max(1) } else { 0 }
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of

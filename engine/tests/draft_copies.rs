@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use common::{config, request};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
+use faser_engine::sim::Report;
 use faser_engine::{
     Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig, EngineError, Event, LaneKind, Policy,
     SpeculationBounds, Verdict, VerifyPlan,
@@ -108,4 +109,19 @@ fn what_cannot_be_divided_is_refused() {
     assert!(matches!(Engine::new(head), Err(EngineError::Copies { copies: 2, .. })));
     assert!(matches!(Engine::new(copies(0)), Err(EngineError::Copies { copies: 0, .. })));
     assert!(matches!(Engine::new(copies(65)), Err(EngineError::Copies { copies: 65, .. })));
+}
+
+#[test]
+fn where_a_ranks_pool_is_too_small_for_all_texts_are_the_same_and_some_are_drafted() {
+    let run_with = |draft_blocks| {
+        let config = EngineConfig { draft: DraftSource::model(draft_blocks), ..copies(2) };
+        let requests = (0..8).map(|seq| request(seq, (0..20).map(|i| seq as u32 + i).collect(), 60));
+        common::run(&config, 0.9, common::at_once(requests))
+    };
+    // Of four sequences of 80 tokens on each rank, for all and for two.
+    let (all, half) = (run_with(96), run_with(40));
+    let texts = |report: &Report| report.outcomes.values().map(|of| of.tokens.clone()).collect::<Vec<_>>();
+    assert_eq!(texts(&all), texts(&half));
+    let [all, half] = [&all, &half].map(|report| report.view.totals.draft_tokens);
+    assert!(half < all && 4 * half > all, "{half} of {all}");
 }

@@ -9,7 +9,7 @@ struct DraftState {
     u32 base; // position of the first proposal
     u32 steps; // proposals at most
     u32 count; // proposals so far
-    u32 alive; // whether it was not yet cancelled
+    u32 alive; // whether it was not yet cancelled, nor all drafting ended
     float survival; // of the last proposal
     float below; // no proposal follows one of a survival below
     float next; // what one that follows is worth, if all before it survive

@@ -200,7 +200,9 @@ impl<B: LaneBackend> DraftRunner<B> {
     /// One more proposal for every chunk that wants one: the row of its latest proposal. False if none does, or the step does not pay.
     fn step(&mut self, job: &mut Drafting<'_>) -> bool {
         self.hear(job);
-        if !job.pays_a_step(self.cancelled.chunks()) {
+        // What a grammar forces takes no step of its own.
+        let forced = (0..job.plan.chunks.len()).any(|index| self.masks.forces(index));
+        if !forced && !job.pays_a_step(self.cancelled.chunks()) {
             return false;
         }
         let mut rows = PassRows::default();

@@ -94,6 +94,11 @@ impl Masks {
         self.of[chunk].places
     }
 
+    /// Must tokens of text come in a chunk?
+    pub(super) fn forces(&self, chunk: usize) -> bool {
+        self.of.get(chunk).is_some_and(|of| !of.forced.is_empty())
+    }
+
     /// The tokens of text that must come in a chunk, once.
     pub(super) fn take_forced(&mut self, chunk: usize) -> Vec<ForcedToken> {
         std::mem::take(&mut self.of[chunk].forced)

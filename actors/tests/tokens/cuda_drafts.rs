@@ -20,6 +20,8 @@ use crate::cuda_fake;
 use crate::rig::{PARTITIONS, Random};
 
 const SEQUENCES: usize = 4;
+/// A price of a step that no plan pays.
+const TOO_DEAR: f32 = 1000.0;
 const BLOCK: usize = 16;
 const BLOCKS_EACH: usize = 6;
 const CONTEXT: usize = BLOCK * BLOCKS_EACH;
@@ -84,8 +86,8 @@ fn plan(random: &mut Random, step: u64, sequences: &[Sequence], stops: bool) -> 
         partition: PartitionId(random.between(0, PARTITIONS - 1)),
         alternatives: random.chance(50),
         candidates: random.chance(50),
-        // All that go on gain one each, so that sums are exact: some plans end while several would go on.
-        step_price: StepPrice { all: [0.0, 0.0, 1.0, 2.0][step as usize % 4], each: -1.0 },
+        // All that go on gain one each, so that sums are exact: some plans end while several would go on, and some at once.
+        step_price: StepPrice { all: [0.0, 0.0, 2.0, TOO_DEAR][step as usize % 4], each: -1.0 },
         ..DraftPlan::default()
     };
     for (number, sequence) in (0u64..).zip(sequences) {
@@ -149,6 +151,8 @@ fn run(lanes: &mut Lanes, seed: u64, stops: bool, tally: &mut Tally) {
         // Penalties and biases come and go, and nothing is allocated for them.
         assert_eq!(lanes.device.memory().expect("a GPU").0, free);
         assert_eq!(gpu.outcome.counts, cpu.outcome.counts, "seed {seed}, plan {step}");
+        let dear = cpu.step_price.all == TOO_DEAR;
+        assert!(!dear || cpu.outcome.counts.iter().all(|count| *count < 2), "a step too many: {cpu:?}");
         let same = |(gpu, cpu): (&Drafted, &Drafted)| {
             (gpu.token, &gpu.alternatives) == (cpu.token, &cpu.alternatives)
                 && (gpu.confidence - cpu.confidence).abs() < 1e-4
@@ -210,7 +214,7 @@ fn drafts_are_the_cpus_and_the_host_waits_once_for_each_plan() {
     assert!(fetches <= PLANS && fetches > PLANS / 2, "{report}");
     // Steps come again and again, and nearly all by graphs.
     let (captured, launched) = (reported(&report, "graphs captured"), reported(&report, "graphs launched"));
-    assert!(launched > 5 * PLANS && captured < launched / 10, "{report}");
+    assert!(launched > 4 * PLANS && captured < launched / 10, "{report}");
     assert_eq!(reported(&report, "graphs left"), 0);
 }
 

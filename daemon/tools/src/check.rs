@@ -180,11 +180,12 @@ fn summary(config: &Config, loaded: &Loaded) -> String {
     line(
         "kv",
         format!(
-            "{}{}: {} target and {} draft blocks of {} tokens, room for {} sequences of {} tokens",
+            "{}{}: {} target and {} draft blocks{} of {} tokens, room for {} sequences of {} tokens",
             sizes::written(pools.kv_bytes),
             config.kv.cache_dtype.map_or_else(String::new, |dtype| format!(" in {dtype}")),
             pools.target_blocks,
             pools.draft_blocks,
+            if engine.speculation.draft_copies > 1 { " (on each rank)" } else { "" },
             engine.block_size,
             pools.target_blocks / engine.max_context.div_ceil(engine.block_size).max(1),
             engine.max_context,
