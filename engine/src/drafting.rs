@@ -394,7 +394,7 @@ impl Engine {
         let masked = needs.passes.is_one();
         let most = if masked && needs.block.is_none() { *rows_left - rows + 1 } else { k };
         let mut steps = if rows == missing { k.min(most) } else { 0 };
-        if wish.further > 0 && steps > 0 && !masked {
+        if wish.further > 0 && steps > 0 && wish.drafts == Drafts::Wanted {
             // No block is taken from anybody for what may not be drafted in the end.
             let wanted = steps.min(sequence.wanted.saturating_sub(sequence.proposals.len()));
             let covered = start + rows + needs.rows_behind(steps);
