@@ -1,6 +1,5 @@
 //! What passes cost: measured tables per lane and partition, kept monotone, corrected as passes are timed.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Row counts at which every pass is profiled; between them [`refine`] looks where cost is no line.
@@ -327,27 +326,62 @@ impl PassCost {
     }
 }
 
-/// Measures between the points where cost is no line, until it is one nearly everywhere or `measure` has had enough. A middle may lie on the
-/// line of a staircase by chance: where it does, those of both halves are looked at too.
+/// Measures between the points where cost is no line, until it is one nearly everywhere or `measure` has had enough: next where most can be learned
+/// in a second, so that the edges of a staircase are found first where passes are short and steps high. A middle may lie on the line of a staircase by
+/// chance: where it does, those of both halves are looked at too.
 pub fn refine(points: &mut Vec<(usize, Duration)>, mut measure: impl FnMut(usize) -> Option<Duration>) {
     points.sort_unstable();
-    let mut open: VecDeque<_> = points.windows(2).map(|pair| (pair[0], pair[1], false)).collect();
-    while let Some(((low, low_time), (high, high_time), doubted)) = open.pop_front() {
-        let middle = low.midpoint(high);
-        let near = ((high - low) as f64) < NEAR * low as f64;
-        // No middle can be far off if both ends cost the same.
-        if middle == low || near || high_time <= low_time.mul_f64(1.0 + BENT) {
-            continue;
-        }
+    let mut open: Vec<Gap> = points.windows(2).map(|pair| Gap::new(pair[0], pair[1], false)).collect();
+    open.retain(Gap::worth_a_look);
+    while let Some(next) = (0..open.len()).max_by(|&a, &b| open[a].promise().total_cmp(&open[b].promise())) {
+        let gap = open.swap_remove(next);
+        let middle = gap.middle();
         let Some(time) = measure(middle) else { return };
         points.push((middle, time));
-        let share = (middle - low) as f64 / (high - low) as f64;
-        let line = low_time.as_secs_f64() + share * (high_time.as_secs_f64() - low_time.as_secs_f64());
-        let bent = (time.as_secs_f64() / line - 1.0).abs() > BENT;
-        if bent || !doubted {
-            open.push_back(((low, low_time), (middle, time), !bent));
-            open.push_back(((middle, time), (high, high_time), !bent));
+        let bent = (time.as_secs_f64() / gap.line(middle) - 1.0).abs() > BENT;
+        if bent || !gap.doubted {
+            let halves = [(gap.low, (middle, time)), ((middle, time), gap.high)];
+            open.extend(
+                halves.map(|(low, high)| Gap::new(low, high, !bent)).into_iter().filter(Gap::worth_a_look),
+            );
         }
+    }
+}
+
+/// Row counts between two that were measured.
+struct Gap {
+    low: (usize, Duration),
+    high: (usize, Duration),
+    /// It is half of one whose middle was on the line.
+    doubted: bool,
+}
+
+impl Gap {
+    fn new(low: (usize, Duration), high: (usize, Duration), doubted: bool) -> Gap {
+        Gap { low, high, doubted }
+    }
+
+    fn middle(&self) -> usize {
+        self.low.0.midpoint(self.high.0)
+    }
+
+    /// Seconds of so many rows, if cost is a line.
+    fn line(&self, rows: usize) -> f64 {
+        let share = (rows - self.low.0) as f64 / (self.high.0 - self.low.0) as f64;
+        let [low_s, high_s] = [self.low.1, self.high.1].map(|time| time.as_secs_f64());
+        low_s + share * (high_s - low_s)
+    }
+
+    /// No middle can be far off if both ends cost the same.
+    fn worth_a_look(&self) -> bool {
+        let near = ((self.high.0 - self.low.0) as f64) < NEAR * self.low.0 as f64;
+        self.middle() > self.low.0 && !near && self.high.1 > self.low.1.mul_f64(1.0 + BENT)
+    }
+
+    /// How far its middle may be off, as a share, by the second that it takes to look.
+    fn promise(&self) -> f64 {
+        let low_s = self.low.1.as_secs_f64().max(LEAST_S);
+        (self.high.1.as_secs_f64() / low_s - 1.0) / low_s
     }
 }
 

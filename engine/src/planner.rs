@@ -484,13 +484,10 @@ impl Planner {
         })
     }
 
-    /// Tokens that a further row costs in a verify pass of about `rows` rows.
-    pub(crate) fn row_cost(&self, rows: usize) -> f64 {
-        let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) else {
-            return 0.0;
-        };
-        // What leaves a pass that runs lets no row of a prompt in.
-        budget::row_cost(rows, self.goodput, costs, &Displaced::default())
+    /// Tokens that each of so many rows is worth that leave a verify pass of `rows` rows.
+    pub(crate) fn leaving_row_cost(&self, rows: usize, leaving: usize) -> f64 {
+        let costs = self.partitions.first().filter(|_| self.policy.traits().predicts);
+        costs.map_or(0.0, |costs| budget::leaving_row_cost(rows, leaving, self.goodput, &costs.verify))
     }
 
     /// Of the proposals that are ready, how many of each sequence to verify. `acceptances` are theirs, those of each sequence.

@@ -25,6 +25,9 @@ const ENOUGH: u64 = 400;
 const MIN_PRUNE_GAIN: f64 = 0.005;
 /// A row that costs less than this, in tokens, never pays to prune.
 const CHEAP_ROW: f64 = 0.01;
+/// Share of a pass's rows that leave it, before any pass was pruned, and the weight of a new pass in its mean.
+const FIRST_LEAVING: f64 = 0.1;
+const NEW_LEAVING: f64 = 1.0 / 16.0;
 
 /// What is known of a proposal before the pass.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +50,8 @@ pub(crate) struct Pruning {
     may_pay: bool,
     /// The last pass pruned.
     active: bool,
+    /// Share of their rows that leave passes which prune.
+    leaving: f64,
 }
 
 /// What a pass is to do about its proposals.
@@ -93,7 +98,15 @@ impl Pruning {
         };
         let mut checkpoints: Vec<PruneCheckpoint> = DEPTHS.into_iter().filter_map(checkpoint).collect();
         checkpoints.dedup_by_key(|checkpoint| checkpoint.layers);
-        Pruning { checkpoints, wanted, observed: 0, unwatched: 0, may_pay: false, active: false }
+        Pruning {
+            checkpoints,
+            wanted,
+            observed: 0,
+            unwatched: 0,
+            may_pay: false,
+            active: false,
+            leaving: FIRST_LEAVING,
+        }
     }
 
     /// From now on it is wanted, or not; what was learned stays.
@@ -109,7 +122,19 @@ impl Pruning {
         self.wanted && !self.checkpoints.is_empty() && self.may_pay && (self.active || watch_is_near)
     }
 
-    /// Can a pass be pruned at all whose rows cost `row_cost` tokens each?
+    /// Rows that are expected to leave a pass of so many, if it prunes.
+    pub(crate) fn leaving(&self, rows: usize) -> usize {
+        (self.leaving * rows as f64).round() as usize
+    }
+
+    /// So many of the rows of the last pass left it.
+    pub(crate) fn left(&mut self, leaving: usize, rows: usize) {
+        if self.active {
+            self.leaving += NEW_LEAVING * (leaving as f64 / rows.max(1) as f64 - self.leaving);
+        }
+    }
+
+    /// Can a pass be pruned at all whose rows are worth `row_cost` tokens each if they leave?
     pub(crate) fn may_pay(&mut self, row_cost: f64) -> bool {
         self.may_pay = row_cost > CHEAP_ROW;
         self.active = false;

@@ -172,7 +172,8 @@ impl Engine {
 
     /// Decides where in the pass proposals are tested, and adds the tests.
     fn add_tests(&mut self, scratch: &mut Scratch, plan: &mut VerifyPlan) {
-        let row_cost = self.planner.row_cost(self.verify_shape.rows);
+        let rows = self.verify_shape.rows;
+        let row_cost = self.planner.leaving_row_cost(rows, self.pruning.leaving(rows));
         if !self.pruning.may_pay(row_cost) {
             return;
         }
@@ -245,6 +246,8 @@ impl Engine {
         self.totals.pruning_passes += u64::from(!plan.prune_checkpoints.is_empty());
         // Rows that left cost what they took part in.
         let saved: f64 = plan.outcome.verdicts.iter().map(|verdict| self.share_left(&plan, verdict)).sum();
+        let pruned = plan.outcome.verdicts.iter().map(|verdict| verdict.pruned).sum();
+        self.pruning.left(pruned, self.verify_shape.rows);
         let shape = PassShape { rows: self.verify_shape.rows - saved as usize, ..self.verify_shape };
         // A pass of late chunks alone only waits.
         let timed = (shape.rows > 0).then(|| self.planner.timed_verify(&shape, took, self.now)).flatten();

@@ -392,8 +392,18 @@ pub(super) fn row_cost(rows: usize, goodput: f64, costs: &PartitionCosts, displa
     goodput * displaced.price(costs.verify.row_seconds(rows), 1)
 }
 
+/// Tokens that each of so many rows is worth that leave a pass of `rows` rows while it runs, at this goodput: what it is shorter without them, which is
+/// nothing where they share a step of the device's with rows that stay. No row of a prompt takes their place.
+pub(super) fn leaving_row_cost(rows: usize, leaving: usize, goodput: f64, verify: &PassCost) -> f64 {
+    let leaving = leaving.clamp(1, rows.saturating_sub(1).max(1));
+    let pass_s = |rows| verify.seconds(rows, Reach::NONE);
+    goodput * (pass_s(rows) - pass_s(rows - leaving.min(rows))) / leaving as f64
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::cost::AttentionCost;
     use crate::source::{DraftSource, ProposedBlock};
@@ -430,6 +440,18 @@ mod tests {
         let mut lengths = Vec::new();
         budget.plan(&batch, goodput, 0.0, &costs, &mut lengths);
         lengths
+    }
+
+    #[test]
+    fn rows_that_leave_are_worth_what_the_pass_is_shorter() {
+        // Steps of 16 rows, 10 ms each.
+        let step = |rows: usize| (rows, Duration::from_millis(10 * rows.div_ceil(16) as u64));
+        let verify = PassCost::new(&(1..=64).map(step).collect::<Vec<_>>(), AttentionCost::default());
+        let worth = |rows, leaving| leaving_row_cost(rows, leaving, 100.0, &verify);
+        assert_eq!([worth(48, 5), worth(48, 15), worth(40, 7)], [0.0; 3], "a step is a step, however full");
+        assert!((worth(49, 1) - 1.0).abs() < 1e-9 && (worth(50, 5) - 0.2).abs() < 1e-9);
+        // A pass of one row, or none: whoever asks, nothing breaks.
+        assert!([worth(1, 0), worth(1, 9), worth(0, 3)].iter().all(|worth| worth.is_finite()));
     }
 
     #[test]
