@@ -31,9 +31,10 @@ const ENOUGH: Duration = Duration::from_millis(20);
 const ONCE: Duration = Duration::from_millis(250);
 /// Passes longer than this are not followed by longer ones: cost is taken to grow with the rows from there.
 const LONG: Duration = Duration::from_millis(600);
-/// Time after which nothing more is looked at between the row counts, once so many have been; and time after which nothing is at all.
+/// Time for looks between the row counts: after it only the first ones are taken, where passes are long.
 const REFINING: Duration = Duration::from_secs(2);
-const LOOKED_AT: usize = 24;
+const FIRST_LOOKS: usize = 24;
+/// Time after which none is.
 const REFINED: Duration = Duration::from_secs(8);
 /// So often a lane over several nodes is tried.
 const NODE_TRIES: usize = 10;
@@ -300,10 +301,10 @@ fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: us
     let longer = |rows| Some(with_context(rows)?.saturating_sub(time_of(rows)?) / sequences as u32);
     let [one, many] = [sequences, some].map(|rows| longer(rows).unwrap_or_default());
     let began = Instant::now();
-    let mut looked_at = 0;
+    let mut looks = 0;
     refine(&mut points, |rows| {
-        let most = if looked_at < LOOKED_AT { REFINED } else { REFINING };
-        looked_at += 1;
+        let most = if looks < FIRST_LOOKS { REFINED } else { REFINING };
+        looks += 1;
         (began.elapsed() < most).then(|| {
             if lane.first_is_cold() {
                 lane.told(rows, 0);

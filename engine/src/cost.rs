@@ -326,9 +326,10 @@ impl PassCost {
     }
 }
 
-/// Measures between the points where cost is no line, until it is one nearly everywhere or `measure` has had enough: next where most can be learned
-/// in a second, so that the edges of a staircase are found first where passes are short and steps high. A middle may lie on the line of a staircase by
-/// chance: where it does, those of both halves are looked at too.
+/// Measures between the points where cost is no line, until it is one nearly everywhere or `measure` has had enough: next
+/// where most can be learned in a second, so that the edges of a staircase are found first where passes are short and
+/// steps high. A middle may lie on the line of a staircase by chance: where it does, those of both halves are looked at
+/// too. What is measured in the end does not depend on the order.
 pub fn refine(points: &mut Vec<(usize, Duration)>, mut measure: impl FnMut(usize) -> Option<Duration>) {
     points.sort_unstable();
     let mut open: Vec<Gap> = points.windows(2).map(|pair| Gap::new(pair[0], pair[1], false)).collect();
@@ -452,6 +453,18 @@ mod tests {
         let far = (1..=512).filter(|&rows| off(rows) > 0.03).count();
         assert!(far < 50, "{far} of 512 rows are off, {worst} by {}", off(worst));
         assert!(measured < 90, "{measured}");
+        // Where there is no time for all of them the edges of short passes come first.
+        let mut points: Vec<_> = ROW_GRID.map(|rows| (rows, truth(rows))).to_vec();
+        let mut left = 24;
+        refine(&mut points, |rows| {
+            left -= 1;
+            (left > 0).then(|| truth(rows))
+        });
+        let cost = PassCost::new(&points, AttentionCost::default());
+        for edge in [64, 128, 192, 256] {
+            let [before, behind] = [edge - 2, edge + 4].map(|rows| cost.seconds(rows, Reach::NONE));
+            assert!(behind - before > 3e-3, "{edge}: {points:?}");
+        }
         // A line is left alone, and who has had enough is not asked again.
         let mut line = vec![(1, Duration::from_micros(11)), (1001, Duration::from_micros(1011))];
         refine(&mut line, |rows| Some(Duration::from_micros(10 + rows as u64)));

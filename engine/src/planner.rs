@@ -67,6 +67,14 @@ pub(crate) struct PassShape {
     pub(crate) sequences: usize,
 }
 
+/// Rows that left a verify pass at a pruning checkpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pruned {
+    pub(crate) rows: usize,
+    /// Share of the pass that was behind it then.
+    pub(crate) share_left: f64,
+}
+
 /// How the lanes work while a verify pass runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Execution {
@@ -484,10 +492,16 @@ impl Planner {
         })
     }
 
-    /// Tokens that each of so many rows is worth that leave a verify pass of `rows` rows.
-    pub(crate) fn leaving_row_cost(&self, rows: usize, leaving: usize) -> f64 {
+    /// Tokens that a further row costs in a verify pass of about `rows` rows. No row of a prompt is let into a pass that runs.
+    pub(crate) fn row_cost(&self, rows: usize) -> f64 {
         let costs = self.partitions.first().filter(|_| self.policy.traits().predicts);
-        costs.map_or(0.0, |costs| budget::leaving_row_cost(rows, leaving, self.goodput, &costs.verify))
+        costs.map_or(0.0, |costs| budget::row_cost(rows, self.goodput, costs, &Displaced::default()))
+    }
+
+    /// Tokens by which a verify pass of `rows` rows is shorter for each that leaves it as it begins, if about so many do.
+    pub(crate) fn saved_by_leaving(&self, rows: usize, leaving: usize) -> f64 {
+        let costs = self.partitions.first().filter(|_| self.policy.traits().predicts);
+        costs.map_or(0.0, |costs| budget::saved_by_leaving(rows, leaving, self.goodput, &costs.verify))
     }
 
     /// Of the proposals that are ready, how many of each sequence to verify. `acceptances` are theirs, those of each sequence.
@@ -515,21 +529,29 @@ impl Planner {
         }
     }
 
-    /// A verify pass was timed, and is done now: the tables learn. What they said before, if there are any.
+    /// A verify pass was timed, and is done now: the tables learn. What they said before, if there are any. Rows that left had a part of it.
     pub(crate) fn timed_verify(
         &mut self,
         shape: &PassShape,
+        pruned: Pruned,
         took: Duration,
         now: Duration,
     ) -> Option<Duration> {
         observe(&mut self.verify_s, took.as_secs_f64());
-        let predicted = self.predicted_verify(shape);
+        let whole = self.predicted_verify(shape);
+        let shorter = whole.map_or(1.0, |whole| {
+            let rest = PassShape { rows: shape.rows - pruned.rows.min(shape.rows), ..*shape };
+            let rest_s = self.predicted_verify(&rest).unwrap_or_default().as_secs_f64();
+            let whole_s = whole.as_secs_f64().max(f64::MIN_POSITIVE);
+            1.0 - pruned.share_left * (1.0 - rest_s / whole_s).max(0.0)
+        });
+        let predicted = whole.map(|whole| whole.mul_f64(shorter));
         let predicted_s = predicted.unwrap_or(took).as_secs_f64();
         self.beyond_s = self.overhead.round(now, took, predicted_s, shape.partition != PartitionId(0));
         self.budget.between(self.overhead.serial_s());
         let predicted = predicted?;
         let costs = self.partitions.get_mut(shape.partition.0)?;
-        let correction = costs.verify.observe(shape.rows, shape.reach, took);
+        let correction = costs.verify.observe(shape.rows, shape.reach, took.div_f64(shorter));
         if shape.partition == PartitionId(0) {
             // All others are as much slower or faster than when they were profiled, as long as they tell nothing themselves.
             let [whole, parts @ ..] = self.partitions.as_mut_slice() else { return Some(predicted) };

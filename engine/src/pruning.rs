@@ -4,7 +4,7 @@
 //! by how many logits the best one leads over the proposal is the margin. What margins mean is learned: for each checkpoint, how
 //! often each size of margin is seen of proposals that turn out right, and of those that turn out wrong. By Bayes' rule that
 //! turns a proposal's acceptance, as it was believed before the pass, into one that knows the margin; if what is then
-//! at stake is less than the rest of the pass costs for the rows concerned, in tokens, they leave.
+//! at stake is less than what the rest of the pass is shorter without the rows concerned, in tokens, they leave.
 
 /// Places of the checkpoints, as shares of the layers.
 const DEPTHS: [f64; 3] = [0.25, 0.5, 0.75];
@@ -25,9 +25,14 @@ const ENOUGH: u64 = 400;
 const MIN_PRUNE_GAIN: f64 = 0.005;
 /// A row that costs less than this, in tokens, never pays to prune.
 const CHEAP_ROW: f64 = 0.01;
-/// Share of a pass's rows that leave it, before any pass was pruned, and the weight of a new pass in its mean.
-const FIRST_LEAVING: f64 = 0.1;
+/// Of many proposals a pass is decided on by so many runs, of so many each.
+const RUNS: usize = 8;
+const RUN: usize = 8;
+/// Share of the tested proposals that leave a pass, before any was pruned; the weight of a new pass in its mean; and how far
+/// a pass that nothing is to leave takes it back to the first.
+const FIRST_LEAVING: f64 = 0.15;
 const NEW_LEAVING: f64 = 1.0 / 16.0;
+const FORGET_LEAVING: f64 = 1.0 / 64.0;
 
 /// What is known of a proposal before the pass.
 #[derive(Clone, Copy, Debug)]
@@ -46,11 +51,11 @@ pub(crate) struct Pruning {
     wanted: bool,
     observed: u64,
     unwatched: u32,
-    /// Rows cost enough that pruning may pay at all.
+    /// It is wanted, can be done, and rows cost enough that it may pay at all.
     may_pay: bool,
     /// The last pass pruned.
     active: bool,
-    /// Share of their rows that leave passes which prune.
+    /// Share of the tested proposals that leave passes which prune.
     leaving: f64,
 }
 
@@ -112,6 +117,7 @@ impl Pruning {
     /// From now on it is wanted, or not; what was learned stays.
     pub(crate) fn want(&mut self, wanted: bool) {
         self.wanted = wanted;
+        self.may_pay &= wanted;
         self.active &= wanted;
     }
 
@@ -119,31 +125,32 @@ impl Pruning {
     pub(crate) fn wants_alternatives(&self) -> bool {
         // A pass or two lie between a draft and its verification.
         let watch_is_near = self.observed < ENOUGH || self.unwatched + 4 >= WATCH_EVERY;
-        self.wanted && !self.checkpoints.is_empty() && self.may_pay && (self.active || watch_is_near)
+        self.may_pay && (self.active || watch_is_near)
     }
 
-    /// Rows that are expected to leave a pass of so many, if it prunes.
-    pub(crate) fn leaving(&self, rows: usize) -> usize {
-        (self.leaving * rows as f64).round() as usize
+    /// Of so many proposals, how many are expected to leave a pass that prunes.
+    pub(crate) fn leaving(&self, proposals: usize) -> usize {
+        (self.leaving * proposals as f64).round() as usize
     }
 
-    /// So many of the rows of the last pass left it.
-    pub(crate) fn left(&mut self, leaving: usize, rows: usize) {
-        if self.active {
-            self.leaving += NEW_LEAVING * (leaving as f64 / rows.max(1) as f64 - self.leaving);
+    /// Of the tested proposals of the last pass so many left it.
+    pub(crate) fn has_left(&mut self, pruned: usize, tested: usize) {
+        if self.active && tested > 0 {
+            self.leaving += NEW_LEAVING * (pruned as f64 / tested as f64 - self.leaving);
         }
     }
 
-    /// Can a pass be pruned at all whose rows are worth `row_cost` tokens each if they leave?
+    /// Can a pass be pruned at all whose rows cost about `row_cost` tokens each?
     pub(crate) fn may_pay(&mut self, row_cost: f64) -> bool {
-        self.may_pay = row_cost > CHEAP_ROW;
+        self.may_pay = self.wanted && !self.checkpoints.is_empty() && row_cost > CHEAP_ROW;
         self.active = false;
-        self.wanted && !self.checkpoints.is_empty() && self.may_pay
+        self.may_pay
     }
 
-    /// Decides on a pass that commits `tokens` in the mean, and whose rows cost `row_cost` tokens each.
-    pub(crate) fn decide(&mut self, prospects: &[Prospect], row_cost: f64, tokens: f64) -> PruneMode {
-        if !self.may_pay(row_cost) || prospects.is_empty() {
+    /// Decides on a pass that commits `tokens` in the mean, and is shorter by `saved` tokens for each row that leaves it as it
+    /// begins. After [`Pruning::may_pay`].
+    pub(crate) fn decide(&mut self, prospects: &[Prospect], saved: f64, tokens: f64) -> PruneMode {
+        if !self.may_pay || prospects.is_empty() {
             return PruneMode::Off;
         }
         self.unwatched += 1;
@@ -151,16 +158,22 @@ impl Pruning {
             self.unwatched = 0;
             return PruneMode::Watch;
         }
+        let sampled = sampled(prospects);
         let gain = |checkpoint: &PruneCheckpoint| {
-            prospects.iter().map(|prospect| checkpoint.gain(prospect, row_cost)).sum::<f64>()
+            sampled.clone().map(|prospect| checkpoint.gain(prospect, saved)).sum::<f64>()
         };
         let gains = self.checkpoints.iter().map(gain).enumerate();
+        let least =
+            MIN_PRUNE_GAIN * tokens * (RUNS * RUN).min(prospects.len()) as f64 / prospects.len() as f64;
         match gains.max_by(|a, b| a.1.total_cmp(&b.1)) {
-            Some((checkpoint, gain)) if gain > MIN_PRUNE_GAIN * tokens => {
+            Some((checkpoint, gain)) if gain > least => {
                 self.active = true;
                 PruneMode::Prune(checkpoint)
             }
-            _ => PruneMode::Off,
+            _ => {
+                self.leaving += FORGET_LEAVING * (FIRST_LEAVING - self.leaving);
+                PruneMode::Off
+            }
         }
     }
 
@@ -175,9 +188,9 @@ impl Pruning {
     }
 
     /// The margin above which a proposal leaves the pass.
-    pub(crate) fn max_margin(&self, mode: PruneMode, prospect: &Prospect, row_cost: f64) -> f32 {
+    pub(crate) fn max_margin(&self, mode: PruneMode, prospect: &Prospect, saved: f64) -> f32 {
         match mode {
-            PruneMode::Prune(checkpoint) => self.checkpoints[checkpoint].max_margin(prospect, row_cost),
+            PruneMode::Prune(checkpoint) => self.checkpoints[checkpoint].max_margin(prospect, saved),
             PruneMode::Off | PruneMode::Watch => f32::INFINITY,
         }
     }
@@ -212,28 +225,34 @@ impl Margins {
 
 impl PruneCheckpoint {
     /// The tokens, time counted as such, that it brings in the mean to prune from each bin on.
-    fn gains(&self, prospect: &Prospect, row_cost: f64) -> [f64; BINS] {
-        let saved = prospect.rows as f64 * self.left * row_cost;
+    fn gains(&self, prospect: &Prospect, saved: f64) -> [f64; BINS] {
+        let rest = prospect.rows as f64 * self.left * saved;
         // Tokens that pruning a right one loses are more than its rows are worth; the wrong ones' rows are won.
-        let right = f64::from(prospect.acceptance) * (saved - f64::from(prospect.at_stake)) * self.right.each;
-        let wrong = f64::from(1.0 - prospect.acceptance) * saved * self.wrong.each;
+        let right = f64::from(prospect.acceptance) * (rest - f64::from(prospect.at_stake)) * self.right.each;
+        let wrong = f64::from(1.0 - prospect.acceptance) * rest * self.wrong.each;
         std::array::from_fn(|bin| right * self.right.from[bin] + wrong * self.wrong.from[bin])
     }
 
     /// The most that pruning from some bin on brings; 0 if nothing is won. The first bin, of proposals in the lead, is never pruned.
-    fn gain(&self, prospect: &Prospect, row_cost: f64) -> f64 {
-        let [_, gains @ ..] = self.gains(prospect, row_cost);
+    fn gain(&self, prospect: &Prospect, saved: f64) -> f64 {
+        let [_, gains @ ..] = self.gains(prospect, saved);
         // Comparisons that compile to a maximum.
         gains.into_iter().fold(0.0, |best, gain| if gain > best { gain } else { best })
     }
 
-    fn max_margin(&self, prospect: &Prospect, row_cost: f64) -> f32 {
-        let gains = self.gains(prospect, row_cost);
+    fn max_margin(&self, prospect: &Prospect, saved: f64) -> f32 {
+        let gains = self.gains(prospect, saved);
         let best = (1..BINS).rev().fold((0.0, f32::INFINITY), |best, bin| {
             if gains[bin] > best.0 { (gains[bin], ENDS[bin - 1]) } else { best }
         });
         best.1
     }
+}
+
+/// Of many proposals some runs, in each of which are all places in a chunk; of few all.
+fn sampled<T>(proposals: &[T]) -> impl Iterator<Item = &T> + Clone {
+    let (runs, run) = if proposals.len() > RUNS * RUN { (RUNS, RUN) } else { (1, proposals.len()) };
+    (0..runs).flat_map(move |i| &proposals[i * proposals.len() / runs..][..run])
 }
 
 fn bin_of(margin: f32) -> usize {
@@ -262,17 +281,65 @@ mod tests {
     #[test]
     fn nothing_is_tested_where_rows_are_free() {
         let mut pruning = taught();
-        assert_eq!(pruning.decide(&[PROSPECT; 10], 0.0, 20.0), PruneMode::Off);
+        assert!(!pruning.may_pay(0.0));
+        assert_eq!(pruning.decide(&[PROSPECT; 10], 0.6, 20.0), PruneMode::Off);
         assert!(!pruning.wants_alternatives());
+    }
+
+    #[test]
+    fn what_leaves_is_learned_and_forgotten_where_nothing_is_to() {
+        let mut pruning = taught();
+        assert!(pruning.may_pay(0.6));
+        assert_eq!(pruning.leaving(20), 3);
+        pruning.has_left(20, 20);
+        assert_eq!(pruning.leaving(20), 3, "nothing was to leave");
+        for _ in 0..100 {
+            assert!(matches!(
+                pruning.decide(&[PROSPECT; 10], 0.6, 20.0),
+                PruneMode::Prune(_) | PruneMode::Watch
+            ));
+            pruning.has_left(0, 20);
+            pruning.has_left(0, 0);
+        }
+        assert_eq!(pruning.leaving(20), 0);
+        for _ in 0..400 {
+            assert!(!matches!(pruning.decide(&[PROSPECT; 10], 0.0, 20.0), PruneMode::Prune(_)));
+        }
+        assert_eq!(pruning.leaving(20), 3);
+    }
+
+    #[test]
+    fn of_many_proposals_those_of_all_places_are_sampled() {
+        for k in 2..=8 {
+            for sequences in [1, 2, 9, 33, 55, 64, 89, 144, 233] {
+                let proposals: Vec<usize> = (0..k * sequences).collect();
+                let mut places = [0; 8];
+                sampled(&proposals).for_each(|i| places[i % k] += 1);
+                assert!(
+                    places[..k].iter().all(|&seen| seen >= RUNS.min(sequences)),
+                    "{sequences} of {k}: {places:?}"
+                );
+                assert_eq!(places.iter().sum::<usize>(), proposals.len().min(RUNS * RUN));
+            }
+        }
+        // What all are, some are: they decide as all would.
+        let mut many = taught();
+        let hopeless = Prospect { acceptance: 0.99, at_stake: 6.0, rows: 1 };
+        assert!(many.may_pay(0.6));
+        let mode = |many: &mut Pruning, prospects: &[Prospect], tokens| many.decide(prospects, 0.6, tokens);
+        assert!(matches!(mode(&mut many, &[PROSPECT; 256], 500.0), PruneMode::Prune(_)));
+        assert_eq!(mode(&mut many, &[hopeless; 256], 500.0), PruneMode::Off);
     }
 
     #[test]
     fn at_first_it_watches_and_then_prunes_at_the_checkpoint_that_pays() {
         let mut fresh = Pruning::new(32, true);
+        assert!(fresh.may_pay(0.6));
         assert_eq!(fresh.decide(&[PROSPECT; 10], 0.6, 20.0), PruneMode::Watch);
         assert!(fresh.wants_alternatives());
         assert_eq!(fresh.layers(PruneMode::Watch).collect::<Vec<_>>(), [8, 16, 24]);
         let mut pruning = taught();
+        assert!(pruning.may_pay(0.6));
         let PruneMode::Prune(checkpoint) = pruning.decide(&[PROSPECT; 10], 0.6, 20.0) else {
             panic!("it must pay")
         };
@@ -293,6 +360,7 @@ mod tests {
                 pruning.observe(layers, (i % 5) as f32 - 1.0, i % 2 == 0);
             }
         }
+        assert!(pruning.may_pay(0.6));
         let decisions: Vec<_> = (0..200).map(|_| pruning.decide(&[PROSPECT; 10], 0.6, 20.0)).collect();
         assert!(decisions.iter().all(|mode| !matches!(mode, PruneMode::Prune(_))));
         let watched = decisions.iter().filter(|&&mode| mode == PruneMode::Watch).count();
@@ -302,10 +370,13 @@ mod tests {
     #[test]
     fn what_is_not_wanted_is_left_open_and_not_forgotten() {
         let mut pruning = taught();
+        assert!(pruning.may_pay(0.6));
         pruning.want(false);
         assert_eq!(pruning.decide(&[PROSPECT; 10], 0.6, 20.0), PruneMode::Off);
         assert!(!pruning.wants_alternatives());
+        assert!(!pruning.may_pay(0.6));
         pruning.want(true);
+        assert!(pruning.may_pay(0.6));
         assert!(matches!(pruning.decide(&[PROSPECT; 10], 0.6, 20.0), PruneMode::Prune(_)));
     }
 

@@ -6,8 +6,8 @@ use crate::api::{Command, FinishReason};
 use crate::branch::Proposal;
 use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
-use crate::plan::{CancelledChunk, LaneKind, PartitionId, Test, Verdict, VerifyChunk, VerifyPlan};
-use crate::planner::{Batch, Leaving, PassShape, Speculated};
+use crate::plan::{CancelledChunk, LaneKind, PartitionId, Test, VerifyChunk, VerifyPlan};
+use crate::planner::{Batch, Leaving, PassShape, Pruned, Speculated};
 use crate::pruning::Prospect;
 use crate::request::{CANDIDATES, SeqId};
 use crate::sequence::{CancelledDrafts, Sequence, VerifyOut};
@@ -173,8 +173,7 @@ impl Engine {
     /// Decides where in the pass proposals are tested, and adds the tests.
     fn add_tests(&mut self, scratch: &mut Scratch, plan: &mut VerifyPlan) {
         let rows = self.verify_shape.rows;
-        let row_cost = self.planner.leaving_row_cost(rows, self.pruning.leaving(rows));
-        if !self.pruning.may_pay(row_cost) {
+        if !self.pruning.may_pay(self.planner.row_cost(rows)) {
             return;
         }
         scratch.prospects.clear();
@@ -197,7 +196,8 @@ impl Engine {
                 behind = prospect.acceptance * (1.0 + behind);
             }
         }
-        let mode = self.pruning.decide(&scratch.prospects, row_cost, tokens);
+        let saved = self.planner.saved_by_leaving(rows, self.pruning.leaving(scratch.prospects.len()));
+        let mode = self.pruning.decide(&scratch.prospects, saved, tokens);
         plan.prune_checkpoints.extend(self.pruning.layers(mode));
         if plan.prune_checkpoints.is_empty() {
             return;
@@ -207,7 +207,7 @@ impl Engine {
             let Some(sequence) = self.sequences.get(&chunk.seq) else { continue };
             let begin = plan.tests.len();
             for (proposal, prospect) in sequence.proposals.iter().take(chunk.proposals).zip(&mut prospects) {
-                let max_margin = self.pruning.max_margin(mode, prospect, row_cost);
+                let max_margin = self.pruning.max_margin(mode, prospect, saved);
                 plan.tests.push(Test { alternatives: proposal.alternatives.clone(), max_margin });
             }
             chunk.tests = begin..plan.tests.len();
@@ -244,13 +244,15 @@ impl Engine {
         self.totals.verify_time += took;
         self.totals.overlapped_passes += u64::from(self.verify_shape.partition != PartitionId(0));
         self.totals.pruning_passes += u64::from(!plan.prune_checkpoints.is_empty());
-        // Rows that left cost what they took part in.
-        let saved: f64 = plan.outcome.verdicts.iter().map(|verdict| self.share_left(&plan, verdict)).sum();
-        let pruned = plan.outcome.verdicts.iter().map(|verdict| verdict.pruned).sum();
-        self.pruning.left(pruned, self.verify_shape.rows);
-        let shape = PassShape { rows: self.verify_shape.rows - saved as usize, ..self.verify_shape };
+        let forbidden: usize = plan.outcome.verdicts.iter().map(|verdict| verdict.forbidden).sum();
+        let pruned = self.pruned(&plan);
+        let whole = PassShape { rows: self.verify_shape.rows - forbidden, ..self.verify_shape };
         // A pass of late chunks alone only waits.
-        let timed = (shape.rows > 0).then(|| self.planner.timed_verify(&shape, took, self.now)).flatten();
+        let timed =
+            (whole.rows > 0).then(|| self.planner.timed_verify(&whole, pruned, took, self.now)).flatten();
+        // Rows that left cost what they took part in.
+        let saved = (pruned.rows as f64 * pruned.share_left) as usize;
+        let shape = PassShape { rows: whole.rows - saved, ..whole };
         if let Some(predicted) = timed {
             self.totals.predicted_verify_time += predicted;
             self.totals.verify_time_error += predicted.abs_diff(took);
@@ -273,17 +275,24 @@ impl Engine {
                 round.reach.rows += chunk.start + 1;
             }
         }
-        round.proposals = round.proposals.saturating_sub(saved as usize);
+        round.proposals = round.proposals.saturating_sub(forbidden + saved);
         self.planner.settle(&shape, round);
         self.spent.1 = plan;
     }
 
-    /// Rows' worth of the pass that the rows of a chunk were not in.
-    fn share_left(&self, plan: &VerifyPlan, verdict: &Verdict) -> f64 {
+    /// The rows that left a pass at its pruning checkpoints, and in the mean how much of it was behind them. What that tells of passes that prune is
+    /// learned.
+    fn pruned(&mut self, plan: &VerifyPlan) -> Pruned {
         let layers = self.config.target_layers.max(1) as f64;
-        let done =
-            plan.prune_checkpoints.get(verdict.pruned_at).map_or(layers, |&checkpoint| checkpoint as f64);
-        verdict.forbidden as f64 + verdict.pruned as f64 * (1.0 - done / layers)
+        let (mut rows, mut shares) = (0, 0.0);
+        for verdict in &plan.outcome.verdicts {
+            let done =
+                plan.prune_checkpoints.get(verdict.pruned_at).map_or(layers, |&checkpoint| checkpoint as f64);
+            rows += verdict.pruned;
+            shares += verdict.pruned as f64 * (1.0 - done / layers);
+        }
+        self.pruning.has_left(rows, plan.tests.iter().filter(|test| !test.alternatives.is_empty()).count());
+        Pruned { rows, share_left: shares / rows.max(1) as f64 }
     }
 
     fn verdict(&mut self, plan: &VerifyPlan, index: usize, out: &mut Vec<Command>) {

@@ -392,12 +392,18 @@ pub(super) fn row_cost(rows: usize, goodput: f64, costs: &PartitionCosts, displa
     goodput * displaced.price(costs.verify.row_seconds(rows), 1)
 }
 
-/// Tokens that each of so many rows is worth that leave a pass of `rows` rows while it runs, at this goodput: what it is shorter without them, which is
-/// nothing where they share a step of the device's with rows that stay. No row of a prompt takes their place.
-pub(super) fn leaving_row_cost(rows: usize, leaving: usize, goodput: f64, verify: &PassCost) -> f64 {
-    let leaving = leaving.clamp(1, rows.saturating_sub(1).max(1));
+/// Tokens by which a pass of `rows` rows is shorter for each that leaves it as it begins, if about so many do: nothing
+/// where they share a step of the device's with rows that stay. How many leave is known in the mean alone, so half as many
+/// and twice as many count too. No row of a prompt takes their place.
+pub(super) fn saved_by_leaving(rows: usize, leaving: usize, goodput: f64, verify: &PassCost) -> f64 {
     let pass_s = |rows| verify.seconds(rows, Reach::NONE);
-    goodput * (pass_s(rows) - pass_s(rows - leaving.min(rows))) / leaving as f64
+    let all_s = pass_s(rows);
+    let (mut saved_s, mut gone) = (0.0, 0);
+    for leaving in [leaving / 2, leaving, 2 * leaving].map(|leaving| leaving.clamp(1, rows.max(2) - 1)) {
+        saved_s += all_s - pass_s(rows.saturating_sub(leaving));
+        gone += leaving;
+    }
+    if rows < 2 { 0.0 } else { goodput * saved_s / gone as f64 }
 }
 
 #[cfg(test)]
@@ -447,11 +453,12 @@ mod tests {
         // Steps of 16 rows, 10 ms each.
         let step = |rows: usize| (rows, Duration::from_millis(10 * rows.div_ceil(16) as u64));
         let verify = PassCost::new(&(1..=64).map(step).collect::<Vec<_>>(), AttentionCost::default());
-        let worth = |rows, leaving| leaving_row_cost(rows, leaving, 100.0, &verify);
-        assert_eq!([worth(48, 5), worth(48, 15), worth(40, 7)], [0.0; 3], "a step is a step, however full");
-        assert!((worth(49, 1) - 1.0).abs() < 1e-9 && (worth(50, 5) - 0.2).abs() < 1e-9);
-        // A pass of one row, or none: whoever asks, nothing breaks.
-        assert!([worth(1, 0), worth(1, 9), worth(0, 3)].iter().all(|worth| worth.is_finite()));
+        let saved = |rows, leaving| saved_by_leaving(rows, leaving, 100.0, &verify);
+        assert_eq!([saved(48, 5), saved(48, 7), saved(40, 3)], [0.0; 3], "a step is a step, however full");
+        // One token of time for two, four and eight rows, whichever leave.
+        assert!((saved(49, 4) - 3.0 / 14.0).abs() < 1e-9, "{}", saved(49, 4));
+        assert!((saved(54, 4) - 1.0 / 14.0).abs() < 1e-9, "{}", saved(54, 4));
+        assert_eq!([saved(1, 0), saved(1, 9), saved(0, 3)], [0.0; 3]);
     }
 
     #[test]
