@@ -162,7 +162,10 @@ pub(crate) fn run_length(acceptance: f64, proposals: usize) -> f64 {
 const LOOK_AGAIN_AFTER: u32 = 7;
 /// Sequences for one such pass more where it nearly pays, or is done already on another partition: to look costs the host's time, which grows with them, while the device waits.
 const LOOKS_FOR: usize = 8;
-/// By so much of itself.
+/// Look after look in vain twice as many are not looked at, up to one for so many sequences: so what looking costs a pass in
+/// the mean does not grow with them.
+const SEQUENCES_A_SKIP: usize = 2;
+/// The batch has changed if it has by so much of itself.
 const CHANGED: f64 = 0.125;
 
 /// Looks at a round whose verify pass is about to leave. Its buffers are kept.
@@ -171,6 +174,8 @@ pub(super) struct Ahead {
     /// Passes that are not looked at any more, and the sequences of the one that was.
     skips: u32,
     sequences: usize,
+    /// Looks at batches like that one that found nothing, one after the other.
+    in_vain: u32,
     /// Overlapped passes for which no other partition than theirs is looked at any more.
     stays: u32,
     /// The sequences as they would be if nothing were prepared.
@@ -203,8 +208,17 @@ impl Ahead {
     /// Is a pass of so many sequences to be looked at, where nothing is prepared now?
     pub(super) fn looks(&mut self, sequences: usize) -> bool {
         self.skips = self.skips.saturating_sub(1);
-        let changed = self.sequences.abs_diff(sequences) as f64 > CHANGED * self.sequences as f64;
-        self.skips == 0 || changed
+        self.skips == 0 || self.changed(sequences)
+    }
+
+    fn changed(&self, sequences: usize) -> bool {
+        self.sequences.abs_diff(sequences) as f64 > CHANGED * self.sequences as f64
+    }
+
+    /// So many passes that are not looked at, or more where looks were in vain.
+    fn rarely(&self, skips: u32) -> u32 {
+        let most = (self.sequences / SEQUENCES_A_SKIP) as u32;
+        (skips << self.in_vain.min(8)).min(skips.max(most))
     }
 
     /// The place in `partitions`, not the first, that gains most; none if none gains enough. `now` is what stands; with `only` no other is
@@ -219,7 +233,11 @@ impl Ahead {
     ) -> Option<usize> {
         let whole = partitions.first()?;
         let sequences = batch.candidates.len();
-        (self.skips, self.sequences) = (1 + LOOK_AGAIN_AFTER, sequences);
+        if self.changed(sequences) || now.is_some() {
+            self.in_vain = 0;
+        }
+        self.sequences = sequences;
+        self.skips = 1 + self.rarely(LOOK_AGAIN_AFTER);
         let soon = LOOK_AGAIN_AFTER.min((sequences / LOOKS_FOR) as u32);
         let stays = now.filter(|_| self.stays > 0);
         self.stays = if stays.is_some() { self.stays - 1 } else { soon };
@@ -240,6 +258,7 @@ impl Ahead {
         let draft_s = Drafting { needs, costs: &whole.draft }.seconds(sequences, depth, context);
         let seconds = draft_s + pass_s;
         if draft_s < LEAST_DRAFT_SHARE * seconds {
+            self.in_vain = self.in_vain.saturating_add(1);
             return None;
         }
         let (mut best, mut highest) = ((0.0, None), 0.0_f64);
@@ -258,8 +277,9 @@ impl Ahead {
         if leaving.draft_busy {
             self.skips = 0;
         } else if highest > END_BELOW * goodput * seconds {
-            self.skips = 1 + soon;
+            self.skips = 1 + self.rarely(soon);
         }
+        self.in_vain = if best.1.is_some() { 0 } else { self.in_vain.saturating_add(1) };
         best.1
     }
 
@@ -330,6 +350,7 @@ impl Candidate {
 
 #[cfg(test)]
 mod tests {
+    use super::super::budget::Displaced;
     use super::*;
     use crate::cost::AttentionCost;
 
@@ -398,5 +419,62 @@ mod tests {
         // Eight rows.
         assert_eq!(with(125, 0.00315), Preparing { past: true, count: 2, steps: 4 });
         assert_eq!(with(0, 0.0015), Preparing::default());
+    }
+
+    #[test]
+    fn what_never_pays_is_looked_at_ever_more_rarely_until_the_batch_changes() {
+        let candidate = Candidate {
+            useful: 8,
+            ready: 0,
+            expected: 0.0,
+            survival: 1.0,
+            typical: 0.7,
+            context: 100,
+            behind: 0,
+            missing: 1,
+            drafts: true,
+            to_come: 100,
+            weight: 1.0,
+            tries: false,
+        };
+        let cost = |pass_us| PassCost::linear(pass_us, 20, AttentionCost::default());
+        let of = |pass_us| PartitionCosts { draft: cost(1500), verify: cost(pass_us) };
+        // Overlapped, a pass takes twice as long.
+        let partitions = [of(20_000), of(40_000)];
+        let passes_between_looks = |sequences: usize| {
+            let candidates = vec![candidate; sequences];
+            let batch = Batch {
+                candidates: &candidates,
+                rows: 512,
+                prefill_rows: 0,
+                displaced: Displaced::default(),
+            };
+            let odds = odds(&vec![0.3; sequences], false);
+            let reach = Reach::single(100 * sequences);
+            let leaving = Leaving {
+                odds: &odds,
+                most: 64,
+                rows: 3 * sequences,
+                reach,
+                past_rows: sequences,
+                draft_busy: false,
+            };
+            let (mut ahead, mut budget) = (Ahead::default(), Budget::new(MODEL));
+            let mut look = |pass| {
+                let looks = ahead.looks(sequences);
+                if looks {
+                    assert_eq!(
+                        ahead.partition(&batch, &leaving, &partitions, (None, None, 0.0), &mut budget),
+                        None
+                    );
+                }
+                looks.then_some(pass)
+            };
+            let at: Vec<usize> = (0..400).filter_map(&mut look).collect();
+            assert!(ahead.looks(2 * sequences) && ahead.looks(sequences / 2), "the batch has changed");
+            at.windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>()
+        };
+        assert_eq!(passes_between_looks(64)[..5], [8, 15, 29, 33, 33]);
+        assert!(passes_between_looks(8).iter().all(|&passes| passes == 8));
     }
 }
