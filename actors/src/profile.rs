@@ -33,8 +33,9 @@ const ONCE: Duration = Duration::from_millis(250);
 const LONG: Duration = Duration::from_millis(600);
 /// Time for looks between the row counts: after it only the first ones are taken, where passes are long.
 const REFINING: Duration = Duration::from_secs(2);
+/// The first looks.
 const FIRST_LOOKS: usize = 24;
-/// Time after which none is.
+/// No look begins after this.
 const REFINED: Duration = Duration::from_secs(8);
 /// So often a lane over several nodes is tried.
 const NODE_TRIES: usize = 10;

@@ -332,7 +332,8 @@ impl PassCost {
 /// too. What is measured in the end does not depend on the order.
 pub fn refine(points: &mut Vec<(usize, Duration)>, mut measure: impl FnMut(usize) -> Option<Duration>) {
     points.sort_unstable();
-    let mut open: Vec<Gap> = points.windows(2).map(|pair| Gap::new(pair[0], pair[1], false)).collect();
+    let mut open: Vec<Gap> =
+        points.windows(2).map(|pair| Gap { low: pair[0], high: pair[1], doubted: false }).collect();
     open.retain(Gap::worth_a_look);
     while let Some(next) = (0..open.len()).max_by(|&a, &b| open[a].promise().total_cmp(&open[b].promise())) {
         let gap = open.swap_remove(next);
@@ -343,7 +344,10 @@ pub fn refine(points: &mut Vec<(usize, Duration)>, mut measure: impl FnMut(usize
         if bent || !gap.doubted {
             let halves = [(gap.low, (middle, time)), ((middle, time), gap.high)];
             open.extend(
-                halves.map(|(low, high)| Gap::new(low, high, !bent)).into_iter().filter(Gap::worth_a_look),
+                halves
+                    .map(|(low, high)| Gap { low, high, doubted: !bent })
+                    .into_iter()
+                    .filter(Gap::worth_a_look),
             );
         }
     }
@@ -358,10 +362,6 @@ struct Gap {
 }
 
 impl Gap {
-    fn new(low: (usize, Duration), high: (usize, Duration), doubted: bool) -> Gap {
-        Gap { low, high, doubted }
-    }
-
     fn middle(&self) -> usize {
         self.low.0.midpoint(self.high.0)
     }
@@ -379,7 +379,7 @@ impl Gap {
         self.middle() > self.low.0 && !near && self.high.1 > self.low.1.mul_f64(1.0 + BENT)
     }
 
-    /// How far its middle may be off, as a share, by the second that it takes to look.
+    /// How far its middle may be off, as a share, by the second that a pass of its lower end takes.
     fn promise(&self) -> f64 {
         let low_s = self.low.1.as_secs_f64().max(LEAST_S);
         (self.high.1.as_secs_f64() / low_s - 1.0) / low_s
@@ -461,7 +461,7 @@ mod tests {
             (left > 0).then(|| truth(rows))
         });
         let cost = PassCost::new(&points, AttentionCost::default());
-        for edge in [64, 128, 192, 256] {
+        for edge in [192, 320] {
             let [before, behind] = [edge - 2, edge + 4].map(|rows| cost.seconds(rows, Reach::NONE));
             assert!(behind - before > 3e-3, "{edge}: {points:?}");
         }

@@ -193,6 +193,7 @@ impl Planner {
         (self.mechanisms, self.partition) = (tuning.mechanisms, tuning.partition);
         self.steering.tuned(self.predicts() && self.mechanisms.sizing);
         self.execution = Execution::Serial;
+        self.ahead.forget();
         (self.realised, self.prepared) = (Realised::default(), false);
         self.probing = false;
     }
@@ -200,12 +201,14 @@ impl Planner {
     /// Takes over what passes cost, measured anew.
     pub(crate) fn profiled(&mut self, partitions: &[PartitionCosts]) {
         self.partitions = divided(partitions.to_vec(), self.copies);
+        self.ahead.forget();
         self.steering.profiled(partitions);
     }
 
     /// Decides for another source from now on.
     pub(crate) fn drafts_by(&mut self, needs: SourceNeeds) {
         (self.needs, self.budget, self.realised) = (needs, Budget::new(needs), Realised::default());
+        self.ahead.forget();
     }
 
     pub(crate) fn policy(&self) -> &Policy {
@@ -750,4 +753,34 @@ fn allocate(k: usize, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
         left -= k;
         k
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::AttentionCost;
+    use crate::source::DraftSource;
+
+    #[test]
+    fn a_pass_that_rows_left_teaches_what_it_would_have_taken_whole() {
+        // Steps of 16 rows, 10 ms each.
+        let step = |rows: usize| (rows, Duration::from_millis(10 * rows.div_ceil(16) as u64));
+        let steps = PassCost::new(&(1..=64).map(step).collect::<Vec<_>>(), AttentionCost::default());
+        let costs = vec![PartitionCosts { draft: PassCost::nothing(), verify: steps }];
+        let tuning = Tuning { policy: Policy::Faser, ..Tuning::default() };
+        let mut planner = Planner::new(&tuning, costs, 64, (DraftSource::model(64).needs(), 1));
+        let shape = PassShape { rows: 49, steps: 1, sequences: 16, ..PassShape::default() };
+        let pruned = Pruned { rows: 4, share_left: 0.5 };
+        let took = Duration::from_millis(35);
+        for pass in 0..100 {
+            assert_eq!(planner.timed_verify(&shape, pruned, took, 100 * took * pass), Some(took));
+        }
+        for (rows, millis) in [(45, 30), (48, 30), (49, 40), (64, 40)] {
+            let of = PassShape { rows, ..shape };
+            assert_eq!(planner.predicted_verify(&of), Some(Duration::from_millis(millis)), "{rows} rows");
+        }
+        // More than there are: whoever says so, nothing breaks.
+        let all = Pruned { rows: 99, share_left: 0.5 };
+        assert!(planner.timed_verify(&shape, all, took, 20_000 * took) < Some(took));
+    }
 }

@@ -6,6 +6,8 @@
 //! turns a proposal's acceptance, as it was believed before the pass, into one that knows the margin; if what is then
 //! at stake is less than what the rest of the pass is shorter without the rows concerned, in tokens, they leave.
 
+use crate::request::K_LIMIT;
+
 /// Places of the checkpoints, as shares of the layers.
 const DEPTHS: [f64; 3] = [0.25, 0.5, 0.75];
 
@@ -26,9 +28,9 @@ const MIN_PRUNE_GAIN: f64 = 0.005;
 /// A row that costs less than this, in tokens, never pays to prune.
 const CHEAP_ROW: f64 = 0.01;
 /// Of many proposals a pass is decided on by so many runs, of so many each.
-const RUNS: usize = 8;
-const RUN: usize = 8;
-/// Share of the tested proposals that leave a pass, before any was pruned; the weight of a new pass in its mean; and how far
+const RUNS: usize = 4;
+const RUN: usize = K_LIMIT;
+/// Share of the proposals that leave a pass, before any was pruned; the weight of a new pass in its mean; and how far
 /// a pass that nothing is to leave takes it back to the first.
 const FIRST_LEAVING: f64 = 0.15;
 const NEW_LEAVING: f64 = 1.0 / 16.0;
@@ -55,7 +57,7 @@ pub(crate) struct Pruning {
     may_pay: bool,
     /// The last pass pruned.
     active: bool,
-    /// Share of the tested proposals that leave passes which prune.
+    /// Share of the proposals that leave passes which prune.
     leaving: f64,
 }
 
@@ -133,10 +135,11 @@ impl Pruning {
         (self.leaving * proposals as f64).round() as usize
     }
 
-    /// Of the tested proposals of the last pass so many left it.
-    pub(crate) fn has_left(&mut self, pruned: usize, tested: usize) {
-        if self.active && tested > 0 {
-            self.leaving += NEW_LEAVING * (pruned as f64 / tested as f64 - self.leaving);
+    /// Of so many proposals of the last pass, some of which were tested, so many left it.
+    pub(crate) fn has_left(&mut self, pruned: usize, proposals: usize) {
+        if self.active && proposals > 0 {
+            let share = (pruned as f64 / proposals as f64).min(1.0);
+            self.leaving += NEW_LEAVING * (share - self.leaving);
         }
     }
 
@@ -249,7 +252,7 @@ impl PruneCheckpoint {
     }
 }
 
-/// Of many proposals some runs, in each of which are all places in a chunk; of few all.
+/// Of many proposals some runs, each of which has the places of at least one chunk, if chunks are equal; of few all.
 fn sampled<T>(proposals: &[T]) -> impl Iterator<Item = &T> + Clone {
     let (runs, run) = if proposals.len() > RUNS * RUN { (RUNS, RUN) } else { (1, proposals.len()) };
     (0..runs).flat_map(move |i| &proposals[i * proposals.len() / runs..][..run])
@@ -299,7 +302,7 @@ mod tests {
                 PruneMode::Prune(_) | PruneMode::Watch
             ));
             pruning.has_left(0, 20);
-            pruning.has_left(0, 0);
+            pruning.has_left(9, 0);
         }
         assert_eq!(pruning.leaving(20), 0);
         for _ in 0..400 {
@@ -310,10 +313,10 @@ mod tests {
 
     #[test]
     fn of_many_proposals_those_of_all_places_are_sampled() {
-        for k in 2..=8 {
+        for k in 1..=K_LIMIT {
             for sequences in [1, 2, 9, 33, 55, 64, 89, 144, 233] {
                 let proposals: Vec<usize> = (0..k * sequences).collect();
-                let mut places = [0; 8];
+                let mut places = [0; K_LIMIT];
                 sampled(&proposals).for_each(|i| places[i % k] += 1);
                 assert!(
                     places[..k].iter().all(|&seen| seen >= RUNS.min(sequences)),

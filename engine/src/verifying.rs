@@ -286,12 +286,14 @@ impl Engine {
         let layers = self.config.target_layers.max(1) as f64;
         let (mut rows, mut shares) = (0, 0.0);
         for verdict in &plan.outcome.verdicts {
-            let done =
-                plan.prune_checkpoints.get(verdict.pruned_at).map_or(layers, |&checkpoint| checkpoint as f64);
+            // What left behind the last one left the end of the pass.
+            let Some(&done) = plan.prune_checkpoints.get(verdict.pruned_at) else { continue };
             rows += verdict.pruned;
-            shares += verdict.pruned as f64 * (1.0 - done / layers);
+            shares += verdict.pruned as f64 * (1.0 - done as f64 / layers);
         }
-        self.pruning.has_left(rows, plan.tests.iter().filter(|test| !test.alternatives.is_empty()).count());
+        if plan.tests.iter().any(|test| !test.alternatives.is_empty()) {
+            self.pruning.has_left(rows, plan.tests.len());
+        }
         Pruned { rows, share_left: shares / rows.max(1) as f64 }
     }
 

@@ -162,9 +162,10 @@ pub(crate) fn run_length(acceptance: f64, proposals: usize) -> f64 {
 const LOOK_AGAIN_AFTER: u32 = 7;
 /// Sequences for one such pass more where it nearly pays, or is done already on another partition: to look costs the host's time, which grows with them, while the device waits.
 const LOOKS_FOR: usize = 8;
-/// Look after look in vain twice as many are not looked at, up to one for so many sequences: so what looking costs a pass in
-/// the mean does not grow with them.
+/// Look after look in vain twice as many are not looked at, up to one for so many sequences, and never more than so many: so
+/// what looking costs a pass in the mean hardly grows with them.
 const SEQUENCES_A_SKIP: usize = 2;
+const MOST_SKIPS: u32 = 64;
 /// The batch has changed if it has by so much of itself.
 const CHANGED: f64 = 0.125;
 
@@ -211,13 +212,18 @@ impl Ahead {
         self.skips == 0 || self.changed(sequences)
     }
 
+    /// The next pass is looked at as the first was: what was found holds no more.
+    pub(super) fn forget(&mut self) {
+        (self.skips, self.in_vain, self.stays) = (0, 0, 0);
+    }
+
     fn changed(&self, sequences: usize) -> bool {
         self.sequences.abs_diff(sequences) as f64 > CHANGED * self.sequences as f64
     }
 
     /// So many passes that are not looked at, or more where looks were in vain.
     fn rarely(&self, skips: u32) -> u32 {
-        let most = (self.sequences / SEQUENCES_A_SKIP) as u32;
+        let most = MOST_SKIPS.min((self.sequences / SEQUENCES_A_SKIP) as u32);
         (skips << self.in_vain.min(8)).min(skips.max(most))
     }
 
@@ -279,7 +285,11 @@ impl Ahead {
         } else if highest > END_BELOW * goodput * seconds {
             self.skips = 1 + self.rarely(soon);
         }
-        self.in_vain = if best.1.is_some() { 0 } else { self.in_vain.saturating_add(1) };
+        self.in_vain = match best.1 {
+            Some(_) => 0,
+            // Where the draft lane is busy elsewhere nothing was tried.
+            None => self.in_vain.saturating_add(u32::from(!leaving.draft_busy)),
+        };
         best.1
     }
 
@@ -470,11 +480,24 @@ mod tests {
                 }
                 looks.then_some(pass)
             };
-            let at: Vec<usize> = (0..400).filter_map(&mut look).collect();
+            let at: Vec<usize> = (0..402).filter_map(&mut look).collect();
+            assert!(!ahead.looks(sequences));
             assert!(ahead.looks(2 * sequences) && ahead.looks(sequences / 2), "the batch has changed");
+            // What was in vain for another batch, or by other costs, is tried as often as at first.
+            (ahead.skips, ahead.sequences) = (0, 2 * sequences);
+            let mut again = |ahead: &mut Ahead| {
+                let look = (None, None, 0.0);
+                ahead.partition(&batch, &leaving, &partitions, look, &mut budget);
+                (0..100).position(|_| ahead.looks(sequences))
+            };
+            assert_eq!(again(&mut ahead), Some(7));
+            ahead.forget();
+            assert!(ahead.looks(sequences));
+            assert_eq!(again(&mut ahead), Some(7));
             at.windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>()
         };
         assert_eq!(passes_between_looks(64)[..5], [8, 15, 29, 33, 33]);
+        assert_eq!(passes_between_looks(512)[..6], [8, 15, 29, 57, 65, 65]);
         assert!(passes_between_looks(8).iter().all(|&passes| passes == 8));
     }
 }

@@ -396,14 +396,17 @@ pub(super) fn row_cost(rows: usize, goodput: f64, costs: &PartitionCosts, displa
 /// where they share a step of the device's with rows that stay. How many leave is known in the mean alone, so half as many
 /// and twice as many count too. No row of a prompt takes their place.
 pub(super) fn saved_by_leaving(rows: usize, leaving: usize, goodput: f64, verify: &PassCost) -> f64 {
+    if rows < 2 {
+        return 0.0;
+    }
     let pass_s = |rows| verify.seconds(rows, Reach::NONE);
-    let all_s = pass_s(rows);
+    let leaving = leaving.max(2);
     let (mut saved_s, mut gone) = (0.0, 0);
-    for leaving in [leaving / 2, leaving, 2 * leaving].map(|leaving| leaving.clamp(1, rows.max(2) - 1)) {
-        saved_s += all_s - pass_s(rows.saturating_sub(leaving));
+    for leaving in [leaving / 2, leaving, 2 * leaving].map(|leaving| leaving.min(rows - 1)) {
+        saved_s += pass_s(rows) - pass_s(rows - leaving);
         gone += leaving;
     }
-    if rows < 2 { 0.0 } else { goodput * saved_s / gone as f64 }
+    goodput * saved_s / gone as f64
 }
 
 #[cfg(test)]
@@ -458,6 +461,9 @@ mod tests {
         // One token of time for two, four and eight rows, whichever leave.
         assert!((saved(49, 4) - 3.0 / 14.0).abs() < 1e-9, "{}", saved(49, 4));
         assert!((saved(54, 4) - 1.0 / 14.0).abs() < 1e-9, "{}", saved(54, 4));
+        // Where none did so far one, two or four may.
+        assert!((saved(49, 0) - 3.0 / 7.0).abs() < 1e-9, "{}", saved(49, 0));
+        assert!((saved(2, 9) - 0.0).abs() < 1e-9 && saved(17, 100) > 0.0);
         assert_eq!([saved(1, 0), saved(1, 9), saved(0, 3)], [0.0; 3]);
     }
 
