@@ -258,7 +258,7 @@ impl Planner {
 
     /// What proposals cost where so many sequences draft: by a share of what it costs them all, and by what one of them costs that joins the others.
     pub(crate) fn prices(&self, drafting: usize) -> [Prices; 2] {
-        let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else {
+        let Some(costs) = self.whole() else {
             return Default::default();
         };
         let row = budget::row_cost(self.rows, self.goodput, costs, &self.steering.displaced());
@@ -280,7 +280,7 @@ impl Planner {
 
     /// Tokens that drafting costs, where so many sequences draft one proposal or more, two or more, and so on; without their rows of the verify pass.
     pub(crate) fn drafting_cost(&self, drafting: &[usize; K_LIMIT]) -> f64 {
-        let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else { return 0.0 };
+        let Some(costs) = self.whole() else { return 0.0 };
         let seconds = |sequences: usize| costs.draft.seconds(sequences, Reach::NONE);
         let drafting_s: f64 = match self.needs.passes {
             _ if drafting[0] == 0 => 0.0,
@@ -333,8 +333,13 @@ impl Planner {
 
     /// Seconds until so many rows of a prompt are computed, if it is the next in turn; 0 if nobody knows.
     pub(crate) fn prefill_s(&self, rows: usize) -> f64 {
-        let costs = self.partitions.first().filter(|_| self.predicts());
+        let costs = self.whole();
         costs.map_or(0.0, |costs| self.steering.prefill_s(rows, costs))
+    }
+
+    /// What passes cost on the whole device, if it goes by that.
+    fn whole(&self) -> Option<&PartitionCosts> {
+        self.partitions.first().filter(|_| self.predicts())
     }
 
     /// Does it go by the cost tables?
@@ -344,7 +349,7 @@ impl Planner {
 
     /// Tokens that one, two and more proposals cost each of so many sequences, where all have as many: rows of the verify pass, and drafting.
     pub(crate) fn costs_by_length(&self, drafting: usize) -> [f64; K_LIMIT] {
-        let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else { return [0.0; K_LIMIT] };
+        let Some(costs) = self.whole() else { return [0.0; K_LIMIT] };
         let verify_s = |rows| costs.verify.seconds(rows, Reach::NONE);
         let draft_s = |rows| costs.draft.seconds(rows, Reach::NONE);
         let rows = self.rows.max(1);
@@ -363,7 +368,7 @@ impl Planner {
     /// Tokens that it costs to draft at all, and that each proposal costs: a row, and its part of a draft step that `drafting` sequences share, or
     /// a row of the one draft pass, unless a block has that anyway.
     fn proposal_cost(&self, drafting: usize) -> (f64, f64) {
-        let Some(costs) = self.partitions.first().filter(|_| self.predicts()) else { return (0.0, 0.0) };
+        let Some(costs) = self.whole() else { return (0.0, 0.0) };
         let rows = (1 + self.needs.rows_behind(1)) * drafting;
         let pass = self.goodput * costs.draft.seconds(rows, Reach::NONE) / drafting.max(1) as f64;
         let row = budget::row_cost(self.rows, self.goodput, costs, &self.steering.displaced());
@@ -497,13 +502,13 @@ impl Planner {
 
     /// Tokens that a further row costs in a verify pass of about `rows` rows. No row of a prompt is let into a pass that runs.
     pub(crate) fn row_cost(&self, rows: usize) -> f64 {
-        let costs = self.partitions.first().filter(|_| self.policy.traits().predicts);
+        let costs = self.whole();
         costs.map_or(0.0, |costs| budget::row_cost(rows, self.goodput, costs, &Displaced::default()))
     }
 
     /// Tokens by which a verify pass of `rows` rows is shorter for each that leaves it as it begins, if about so many do.
     pub(crate) fn saved_by_leaving(&self, rows: usize, leaving: usize) -> f64 {
-        let costs = self.partitions.first().filter(|_| self.policy.traits().predicts);
+        let costs = self.whole();
         costs.map_or(0.0, |costs| budget::saved_by_leaving(rows, leaving, self.goodput, &costs.verify))
     }
 
@@ -683,7 +688,7 @@ impl Planner {
     /// Where there are no tables, as many as take as long as verify passes did in the mean.
     pub(crate) fn long_rows(&self, rows: usize, awaited: bool, most: usize) -> usize {
         let most = most.max(LEAST_LONG_ROWS);
-        if let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) {
+        if let Some(costs) = self.whole() {
             let rows = if awaited { rows } else { rows.max(self.steering.smallest_size()) };
             let pass_s = costs.verify.seconds(rows, Reach::NONE);
             let (mut fits, mut beyond) = (LEAST_LONG_ROWS, most + 1);

@@ -433,20 +433,7 @@ mod tests {
 
     #[test]
     fn what_never_pays_is_looked_at_ever_more_rarely_until_the_batch_changes() {
-        let candidate = Candidate {
-            useful: 8,
-            ready: 0,
-            expected: 0.0,
-            survival: 1.0,
-            typical: 0.7,
-            context: 100,
-            behind: 0,
-            missing: 1,
-            drafts: true,
-            to_come: 100,
-            weight: 1.0,
-            tries: false,
-        };
+        let candidate = Candidate { context: 100, ..Candidate::fresh() };
         let cost = |pass_us| PassCost::linear(pass_us, 20, AttentionCost::default());
         let of = |pass_us| PartitionCosts { draft: cost(1500), verify: cost(pass_us) };
         // Overlapped, a pass takes twice as long.

@@ -49,6 +49,25 @@ impl Candidate {
         if self.missing > K_LIMIT + 1 { 1 } else { self.missing.max(1) }
     }
 
+    /// One that nothing is drafted for yet, eight of whose proposals could be used.
+    #[cfg(test)]
+    pub(super) fn fresh() -> Candidate {
+        Candidate {
+            useful: 8,
+            ready: 0,
+            expected: 0.0,
+            survival: 1.0,
+            typical: 0.7,
+            context: 0,
+            behind: 0,
+            missing: 1,
+            drafts: true,
+            to_come: 100,
+            weight: 1.0,
+            tries: false,
+        }
+    }
+
     /// Rows that it has to catch up with, beyond those of any round.
     pub(crate) fn catches_up(&self) -> usize {
         if self.missing > K_LIMIT + 1 { self.missing } else { 0 }
@@ -424,20 +443,7 @@ mod tests {
 
     /// The same for sequences without draft KV of so many tokens.
     fn lengths_of(source: DraftSource, draft_row_us: u64, sequences: usize, missing: usize) -> Vec<usize> {
-        let candidate = Candidate {
-            useful: 8,
-            ready: 0,
-            expected: 0.0,
-            survival: 1.0,
-            typical: 0.7,
-            context: 0,
-            behind: 0,
-            missing,
-            drafts: true,
-            to_come: 100,
-            weight: 1.0,
-            tries: false,
-        };
+        let candidate = Candidate { missing, ..Candidate::fresh() };
         let (candidates, displaced) = (vec![candidate; sequences], Displaced::default());
         let batch = Batch { candidates: &candidates, rows: 64, prefill_rows: 0, displaced };
         let costs = PartitionCosts {
