@@ -2,6 +2,7 @@
 
 use std::{fs, path::PathBuf, process::Output, time::SystemTime};
 
+use faser_tests::metrics::Metrics;
 use faser_tests::{Config, Server};
 use serde_json::{Value, json};
 
@@ -29,14 +30,24 @@ fn check(config: &Config, flags: &[&str]) -> (String, String) {
     (tables.unwrap_or_else(|| panic!("no tables in {stdout}")).to_owned(), stderr.into_owned())
 }
 
-/// The log of a server that answered a request and ended cleanly.
+/// The log of a server that answered requests, until something was proposed, and ended cleanly.
 fn serves_and_ends(yaml: &str, flags: &[&str]) -> String {
     let config = Config::new(yaml);
     let mut command = config.serve();
     command.args(flags);
     let server = Server::run(config, command);
-    let answer = server.client().post("/v1/completions", &json!({"prompt": "learned", "max_tokens": 60}));
-    assert_eq!(answer.status, 200, "{answer:?}");
+    // There may be nothing to learn from the first of them: a text ends where it likes, and where another process had the cores while
+    // costs were measured, drafts do not pay by them.
+    let proposed = || Metrics::scrape(server.client()).value("faser_spec_decode_num_draft_tokens_total");
+    let before = proposed();
+    for _ in 0..100 {
+        let answer = server.client().post("/v1/completions", &json!({"prompt": "learned", "max_tokens": 60}));
+        assert_eq!(answer.status, 200, "{answer:?}");
+        if proposed() > before {
+            break;
+        }
+    }
+    assert!(proposed() > before, "{}", server.output());
     server.terminate();
     assert!(server.wait().success(), "{}", server.output());
     server.output()
@@ -170,7 +181,8 @@ fn what_was_learned_is_there_after_a_clean_end_until_costs_are_measured_anew() {
     fs::write(file, "{").expect("the file can be written");
     let damaged = serves_and_ends(&yaml, &[]);
     assert!(!damaged.contains(begins) && damaged.contains("learning anew"), "{damaged}");
-    assert!(serves_and_ends(&yaml, &[]).contains(begins), "it was written again");
+    let again = serves_and_ends(&yaml, &[]);
+    assert!(again.contains(begins), "it was written again: {damaged}\n{again}");
     let anew = serves_and_ends(&yaml, &["--profile"]);
     assert!(!anew.contains(begins) && !anew.contains("WARN"), "{anew}");
 }
