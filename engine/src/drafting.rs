@@ -181,12 +181,9 @@ impl Engine {
         tokens.next_multiple_of(self.config.block_size) - tokens
     }
 
-    /// Tokens that a sequence is expected to get yet: as many as came in all for each end before the limit, if it may. Those that ended at their limit
-    /// say how long texts are at least, and how many tokens a sequence has says little of how many come: the likeliest mean of lengths
-    /// without memory (exponential), some of which were cut off.
+    /// Tokens that a sequence is expected to get yet, and may.
     fn to_come(&self, sequence: &Sequence) -> usize {
-        let mean = self.totals.output_tokens.checked_div(self.ended_early);
-        sequence.to_come().min(mean.map_or(usize::MAX, |mean| mean as usize))
+        sequence.to_come().min(self.output_length.to_come().unwrap_or(usize::MAX))
     }
 
     /// Proposals that could still be drafted behind those that are there: none where nothing drafts, or its context ends, or what drafts does not

@@ -26,6 +26,7 @@ use crate::config::{EngineConfig, EngineError, Tuning};
 use crate::cost::{PartitionCosts, PassCost};
 use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
+use crate::output_length::OutputLength;
 use crate::plan::{CancelledChunk, DraftPlan, LaneKind, VerifyPlan};
 use crate::planner::{Candidate, Execution, Odds, PassShape, Planner};
 use crate::portfolio::{Path, Worth};
@@ -91,8 +92,8 @@ pub struct Engine {
     /// When the plans that are out are expected to end.
     pub(crate) verify_due: Duration,
     pub(crate) draft_due: Duration,
-    /// Sequences that ended before their limit: by a stop token, or cancelled.
-    pub(crate) ended_early: u64,
+    /// Tokens that outputs have.
+    pub(crate) output_length: OutputLength,
     /// Rows of draft plans of this round that only caught up.
     pub(crate) caught_up: usize,
     /// The plans that are out, as the cost tables see them.
@@ -143,7 +144,7 @@ impl Engine {
             prepared: false,
             verify_due: Duration::ZERO,
             draft_due: Duration::ZERO,
-            ended_early: 0,
+            output_length: OutputLength::default(),
             caught_up: 0,
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),
@@ -420,9 +421,12 @@ impl Engine {
     }
 
     fn cancel(&mut self, seq: SeqId, out: &mut Vec<Command>) {
-        if self.sequences.contains_key(&seq) {
+        if let Some(sequence) = self.sequences.get(&seq) {
             self.totals.cancelled += 1;
-            self.ended_early += 1;
+            // Who waited in vain says nothing of outputs.
+            if sequence.usage.output_tokens > 0 {
+                self.output_length.ended(true);
+            }
             self.finish(seq, FinishReason::Cancelled, out);
         }
     }

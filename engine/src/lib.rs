@@ -16,6 +16,7 @@ mod investment;
 mod lane_book;
 mod lookup;
 mod outcomes;
+mod output_length;
 mod plan;
 mod planner;
 mod policy;

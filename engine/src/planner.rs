@@ -746,7 +746,13 @@ impl Planner {
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of
     /// their time also maximises tokens per second (Dinkelbach 1967).
     fn update_goodput(&mut self, batch: &Batch<'_>) {
-        self.goodput = self.budget.goodput(batch, &self.partitions[0]).0;
+        if !batch.candidates.is_empty() {
+            self.goodput = self.budget.goodput(batch, &self.partitions[0]).0;
+        } else if self.goodput == 0.0 {
+            // Nobody has decoded yet, and the first will have a token of each pass.
+            let pass_s = self.partitions[0].verify.seconds(1, Reach::NONE);
+            self.goodput = if pass_s > 0.0 { pass_s.recip() } else { 0.0 };
+        }
     }
 }
 
@@ -765,6 +771,26 @@ mod tests {
     use super::*;
     use crate::cost::AttentionCost;
     use crate::source::DraftSource;
+
+    #[test]
+    fn a_second_has_a_price_before_anybody_decodes_and_keeps_it_while_nobody_does() {
+        let cost = |millis: u64| PassCost::linear(1000 * millis, 100, AttentionCost::default());
+        let costs = vec![PartitionCosts { draft: cost(2), verify: cost(20) }];
+        let tuning = Tuning { policy: Policy::Faser, ..Tuning::default() };
+        let mut planner = Planner::new(&tuning, costs, 64, (DraftSource::model(64).needs(), 1));
+        // Ten tokens to come do not pay for 5,000 rows.
+        let behind = Candidate { missing: 5000, to_come: 10, ..Candidate::fresh() };
+        let mut lengths = Vec::new();
+        let mut plan = |planner: &mut Planner, candidates: &[Candidate]| {
+            let batch = Batch { candidates, rows: 64, prefill_rows: 16, displaced: Displaced::default() };
+            planner.plan(&batch, &mut lengths);
+            planner.pays_to_catch_up(&behind, &planner.costs_by_length(1))
+        };
+        assert!(!plan(&mut planner, &[]));
+        plan(&mut planner, &[Candidate::fresh(), Candidate::fresh()]);
+        let price = planner.goodput;
+        assert!(price > 0.0 && !plan(&mut planner, &[]) && planner.goodput == price);
+    }
 
     #[test]
     fn a_pass_that_rows_left_teaches_what_it_would_have_taken_whole() {

@@ -357,12 +357,13 @@ impl Engine {
         self.totals.rows_pruned += verdict.pruned as u64;
         self.totals.pruned_in_vain += u64::from(done.pruned_in_vain);
         self.totals.output_tokens += done.emitted.len() as u64;
+        self.output_length.came(done.emitted.len());
         if !done.emitted.is_empty() {
             out.push(Command::Emit { seq: chunk.seq, tokens: done.emitted });
         }
         if let Some(reason) = done.ended {
             self.totals.finished += 1;
-            self.ended_early += u64::from(reason != FinishReason::Length);
+            self.output_length.ended(reason != FinishReason::Length);
             self.finish(chunk.seq, reason, out);
         }
     }

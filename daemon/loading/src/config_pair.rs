@@ -145,6 +145,12 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
         let notes = model.map_or(&[][..], |model| &model.notes);
         pair.notes.extend(notes.iter().map(|note| format!("{which}: {note}")));
     }
+    if let [first, ..] = pair.tokenizer.left_out() {
+        let many = pair.tokenizer.left_out().len();
+        pair.notes.push(format!(
+            "the model has no rows for {many} tokens of its tokenizer, such as {first:?}: they are text"
+        ));
+    }
     pair.notes.extend(pair.draft.as_ref().and_then(kind_of_draft));
     pair.weights.draft_dtype = draft_dtype(config, pair.draft.as_ref(), on_gpu);
     pair.notes.extend(held_apart(config, pair.weights.draft_dtype));

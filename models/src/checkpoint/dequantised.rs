@@ -36,8 +36,8 @@ const PARTS: [&str; 13] = [
     "input_scale",
     "output_scale",
 ];
-/// Scales of keys and values that others round.
-const OF_KV: [&str; 2] = ["k_scale", "v_scale"];
+/// Scales of keys and values, and of queries, that others round; in older files one for both.
+const OF_KV: [&str; 4] = ["k_scale", "v_scale", "q_scale", "kv_scale"];
 
 /// Places of the outputs that an AWQ word has, from its lowest bits on.
 const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
@@ -150,6 +150,17 @@ impl<'a> Dequantised<'a> {
         Ok(Dequantised { checkpoint, matrices })
     }
 
+    /// Whether a module's bias is one of those that AutoGPTQ gives every matrix, which are zeros where the model has none.
+    fn is_no_bias(&self, module: &str) -> bool {
+        let is_gptq = |matrix: &Quantised| matches!(matrix.codes, Stores::Gptq(..));
+        let numbers = || {
+            let (placed, bytes) = Reader { checkpoint: self.checkpoint, module }.optional("bias")?;
+            Numbers::of(placed, bytes)
+        };
+        self.matrices.get(module).is_some_and(is_gptq)
+            && numbers().is_some_and(|bias| (0..bias.len()).all(|place| bias.at(place) == 0.0))
+    }
+
     fn matrix(&self, name: &str) -> Option<(&str, &Quantised<'a>)> {
         let (stored, _) = self.checkpoint.experts.stored(name);
         let module = stored.strip_suffix(".weight")?;
@@ -205,7 +216,8 @@ impl Tensors for Dequantised<'_> {
 
     fn finish(&self, tied: bool) -> Result<(), ModelError> {
         for (name, _) in self.checkpoint.headers.iter().flat_map(Header::iter) {
-            if name.rsplit('.').next().is_some_and(|part| OF_KV.contains(&part)) {
+            let (module, part) = name.rsplit_once('.').unwrap_or_default();
+            if OF_KV.contains(&part) || part == "bias" && self.is_no_bias(module) {
                 self.checkpoint.take(name);
             }
         }

@@ -720,9 +720,9 @@ impl Family {
     /// A switch that transformers does not read for this family must not be set: honouring or ignoring it would both surprise.
     fn refuse_switches_of_others(&self, keys: &Keys) -> Result<(), ModelError> {
         for switch in ["attention_bias", "mlp_bias", "sliding_window"] {
-            // A window is set by any value.
+            // A window is set by any value, unless another key says that it is not used.
             let set = if switch == "sliding_window" {
-                keys.get(switch).is_some()
+                keys.get(switch).is_some() && keys.flag("use_sliding_window", true)?
             } else {
                 keys.flag(switch, false)?
             };

@@ -410,8 +410,13 @@ fn layer_keys(keys: &Keys, speculators: bool) -> Result<Keys, ModelError> {
         }
         (_, false) => keys,
     };
-    let family = match own.text("model_type")? {
-        None | Some("llama" | "LlamaForCausalLMEagle3" | "eagle3") => Architecture::Llama,
+    // SpecForge's class has the layers of a Llama, whatever target its `model_type` is taken from.
+    let of_llama = "LlamaForCausalLMEagle3";
+    let is_of_llama = own.get("architectures").is_some_and(|classes| classes[0] == of_llama);
+    let named = own.text("model_type")?.filter(|_| !is_of_llama);
+    let family = match named {
+        None | Some("llama" | "eagle3") => Architecture::Llama,
+        Some(name) if name == of_llama => Architecture::Llama,
         Some("qwen3") => Architecture::Qwen3,
         Some("qwen2") => Architecture::Qwen2,
         Some("mistral") => Architecture::Mistral,

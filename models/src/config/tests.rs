@@ -7,6 +7,7 @@ use faser_kernels::ops::Activation;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use super::head_spec::of_head;
 use super::*;
 use crate::{Experts, Mlp, QkNorm};
 
@@ -81,6 +82,8 @@ fn families_differ_in_their_switches() {
     assert_eq!(windows(&qwen2), [None, None]);
     let attention = &qwen2.layers[1].attention;
     assert!(attention.qkv_bias && !attention.o_bias);
+    let unused = family("LlamaForCausalLM", &json!({"sliding_window": 100, "use_sliding_window": false}));
+    assert_eq!(windows(&unused), [None, None]);
     let slides = json!({"sliding_window": 100, "use_sliding_window": true, "max_window_layers": 1});
     assert_eq!(windows(&family("Qwen2ForCausalLM", &slides)), [None, Some(100)]);
     let types = json!({"sliding_window": 9, "use_sliding_window": true,
@@ -234,6 +237,23 @@ fn what_an_absent_key_makes_of_a_head_is_checked_too() {
     for head_dim in [2, 6, 10] {
         let message = glm(head_dim).unwrap_err().to_string();
         assert!(message.contains("`partial_rotary_factor` is 0.5, which makes"), "{message}");
+    }
+}
+
+/// As configs of SpecForge are: all that a target's config.json says, and its own class.
+#[test]
+fn a_head_of_specforge_has_the_layers_of_a_llama_whatever_its_target_is() {
+    for (target, beside) in [
+        ("qwen2", json!({"sliding_window": 131_072, "use_sliding_window": false, "max_window_layers": 28})),
+        ("phi3", json!({"attention_bias": false})),
+        ("llama", json!({})),
+    ] {
+        let own = json!({"architectures": ["LlamaForCausalLMEagle3"], "model_type": target, "num_hidden_layers": 1,
+            "draft_vocab_size": 64, "tie_word_embeddings": false});
+        let json = with(with(llama(), &own), &beside);
+        let head = of_head(&keys(json, "m/config.json"), Path::new("m")).unwrap().expect("a head");
+        let layer = &head.layers[0].attention;
+        assert!(!layer.qkv_bias && layer.window.is_none() && head.head.is_some(), "{target}");
     }
 }
 

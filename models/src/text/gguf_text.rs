@@ -153,10 +153,14 @@ pub(super) fn tokenizer_json(metadata: &Metadata<'_>) -> Result<Value, ModelErro
             return Err(metadata.error(MODEL, problem));
         }
     };
+    // No key says that white space behind marks is part of them: it is known of Phi-3 (llama.cpp goes by the name of the model). Phi-4 has
+    // the same layers, and a BPE of bytes.
+    let is_phi = metadata.text(ARCHITECTURE)? == Some("phi3") && model == "llama";
+    let takes_space = |text: &str| is_phi && !["<unk>", "<s>", "<|endoftext|>"].contains(&text);
     let added = tokens.iter().filter(|token| matches!(token.kind, Kind::Control | Kind::Added));
     let added = added.map(|token| {
-        json!({"id": token.id, "content": token.text, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": token.kind == Kind::Control})
+        json!({"id": token.id, "content": token.text, "single_word": false, "lstrip": false,
+            "rstrip": takes_space(token.text), "normalized": false, "special": token.kind == Kind::Control})
     });
     json["added_tokens"] = added.collect();
     Ok(json)
@@ -185,6 +189,7 @@ pub(super) struct Templates {
     pub(super) marks: Map<String, Value>,
 }
 
+const ARCHITECTURE: &str = "general.architecture";
 const BEGINNING: &str = "tokenizer.ggml.bos_token_id";
 const END: &str = "tokenizer.ggml.eos_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";

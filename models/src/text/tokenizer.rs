@@ -8,7 +8,7 @@ use super::bytes;
 use super::catch_panic::catch_panic;
 use super::gguf_text::tokenizer_json;
 use super::long::{Encoded, Long, is_long};
-use super::tokenizer_files::as_transformers;
+use super::tokenizer_files::{Made, as_transformers};
 use crate::checkpoint::{check_pointer, why_not};
 use crate::gguf::{Gguf, Metadata, Parts, is_gguf};
 use crate::{ModelConfig, ModelError};
@@ -20,6 +20,7 @@ const WORDS_KEPT: usize = 1024;
 pub struct Tokenizer {
     kind: Kind,
     vocab: usize,
+    left_out: Vec<String>,
 }
 
 enum Kind {
@@ -64,10 +65,16 @@ impl Tokenizer {
         check_pointer(&path)?;
         let bytes = std::fs::read(&path).map_err(|e| ModelError::read(&path, e))?;
         let mut json = serde_json::from_slice(&bytes).map_err(|e| ModelError::format(&path, &e))?;
-        let changed = as_transformers(&mut json, dir, config)?;
+        let Made { changed, left_out } = as_transformers(&mut json, dir, config)?;
         let bytes = if changed { json.to_string().into_bytes() } else { bytes };
         drop(json);
-        Tokenizer::of_model(&bytes, &path, config)
+        Ok(Tokenizer { left_out, ..Tokenizer::of_model(&bytes, &path, config)? })
+    }
+
+    /// Added tokens of the file that are no tokens here, as the model has no rows for them: their text is that of any other.
+    #[must_use]
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// That of the metadata of a GGUF file.
@@ -137,6 +144,7 @@ impl Tokenizer {
         Ok(Tokenizer {
             kind: Kind::Hf { inner: Box::new(inner), byte_level, long },
             vocab: highest as usize + 1,
+            left_out: Vec::new(),
         })
     }
 
@@ -150,7 +158,7 @@ impl Tokenizer {
             let problem = format!("is {vocab}; at least 256 are needed, one for each byte");
             return Err(ModelError::Synthetic { field: "vocab", problem });
         }
-        Ok(Tokenizer { kind: Kind::Synthetic, vocab })
+        Ok(Tokenizer { kind: Kind::Synthetic, vocab, left_out: Vec::new() })
     }
 
     /// The token ids of a text; `add_special` lets the tokenizer put its own start token (and the like) around

@@ -32,18 +32,27 @@ enum Class {
     Qwen2,
 }
 
-/// Changes the content of tokenizer.json to what transformers makes of it; false if it is that already.
+/// What became of tokenizer.json.
+#[derive(Default)]
+pub(super) struct Made {
+    /// It is another now.
+    pub(super) changed: bool,
+    /// Added tokens that were left out, as the model has no rows for them: of images, or for padding in training.
+    pub(super) left_out: Vec<String>,
+}
+
+/// Changes the content of tokenizer.json to what transformers makes of it.
 ///
 /// # Errors
-/// A file beside it is no JSON, has a value of another type than it should, or names tokens that the model has not.
+/// A file beside it is no JSON, has a value of another type than it should, or the model has no row for a token that chats need.
 pub(super) fn as_transformers(
     tokenizer: &mut Value,
     dir: &Path,
     model: &ModelConfig,
-) -> Result<bool, ModelError> {
+) -> Result<Made, ModelError> {
     if !tokenizer.is_object() || !tokenizer["model"].is_object() {
         // That is told of where it is read.
-        return Ok(false);
+        return Ok(Made::default());
     }
     let read = |name: &str| Keys::read_if_present(&dir.join(name));
     let config = read("tokenizer_config.json")?;
@@ -69,15 +78,24 @@ pub(super) fn as_transformers(
     let list = tokenizer["added_tokens"].as_array().cloned().unwrap_or_default();
     let mut all = list.clone();
     if let Some(told) = &told {
-        entries(told, model.vocab)?.into_iter().for_each(|(id, entry)| add(&mut all, id, entry));
+        entries(told)?.into_iter().for_each(|(id, entry)| add(&mut all, id, entry));
     }
     if let Some(file) = &file {
         for name in file.names() {
             let id = file.get(name).and_then(Value::as_u64);
             let id = id.ok_or_else(|| file.error(name, "must be the id of a token"))?;
             let is_special = named.iter().chain(&listed).any(|token| token == name);
-            add(&mut all, known_id(file, name, id, model.vocab)?, plain(name, is_special, !is_special));
+            add(&mut all, token_id(file, name, id)?, plain(name, is_special, !is_special));
         }
+    }
+    let left_out = take_beyond(&mut all, model.vocab);
+    if let Some(needed) = left_out.iter().find(|token| chats_need(token, dir, &files)) {
+        let problem = format!(
+            "has the token {needed:?}, which chats need, behind the last id of the model, whose `vocab_size` in config.json is {}: tokenizer and \
+             weights are not of the same model",
+            model.vocab
+        );
+        return Err(ModelError::format(&dir.join("tokenizer.json"), &problem));
     }
     // Behind all that are there, as far as the model has rows.
     let ids = |list: &[Value]| list.iter().filter_map(|entry| entry["id"].as_u64()).max();
@@ -85,9 +103,8 @@ pub(super) fn as_transformers(
         .as_object()
         .and_then(|vocab| vocab.values().filter_map(Value::as_u64).max());
     let mut next = of_model.max(ids(&all)).map_or(0, |last| last + 1);
-    for (token, decides) in
-        named.iter().map(|token| (token, true)).chain(listed.iter().map(|token| (token, false)))
-    {
+    let all_named = named.iter().map(|token| (token, true)).chain(listed.iter().map(|token| (token, false)));
+    for (token, decides) in all_named.filter(|(token, _)| !left_out.contains(token)) {
         let known = tokenizer["model"]["vocab"].get(token).and_then(Value::as_u64);
         match (all.iter_mut().find(|entry| entry["content"] == token.as_str()), known) {
             (Some(entry), _) if decides => entry["special"] = true.into(),
@@ -108,7 +125,30 @@ pub(super) fn as_transformers(
     }
     let changed = class.is_some() || drops || all != list;
     tokenizer["added_tokens"] = all.into();
-    Ok(changed)
+    Ok(Made { changed, left_out })
+}
+
+/// Takes the tokens out that have an id of `vocab` and more: their text.
+fn take_beyond(list: &mut Vec<Value>, vocab: usize) -> Vec<String> {
+    let is_beyond = |entry: &Value| entry["id"].as_u64().is_some_and(|id| id >= vocab as u64);
+    let beyond = list.iter().filter(|entry| is_beyond(entry)).filter_map(text).collect();
+    list.retain(|entry| !is_beyond(entry));
+    beyond
+}
+
+/// Whether a text begins or ends with that token, or the chat template writes it.
+fn chats_need(token: &str, dir: &Path, files: &[Option<&Keys>]) -> bool {
+    let ends = ["bos_token", "eos_token"];
+    let is_end = |file: &&Keys| ends.iter().any(|end| file.get(end).and_then(text).as_deref() == Some(token));
+    let writes = |file: &&Keys| match file.get("chat_template") {
+        Some(Value::String(template)) => template.contains(token),
+        Some(Value::Array(named)) => {
+            named.iter().any(|one| one["template"].as_str().is_some_and(|template| template.contains(token)))
+        }
+        _ => false,
+    };
+    let of_its_own = || std::fs::read_to_string(dir.join("chat_template.jinja")).unwrap_or_default();
+    files.iter().flatten().any(|file| is_end(file) || writes(file)) || of_its_own().contains(token)
 }
 
 fn class(named: Option<&str>, family: Architecture, tokenizer: &Value) -> Option<Class> {
@@ -199,7 +239,7 @@ fn text(token: &Value) -> Option<String> {
 }
 
 /// Those of `added_tokens_decoder`, by their ids.
-fn entries(told: &Keys, vocab: usize) -> Result<Vec<(u64, Entry)>, ModelError> {
+fn entries(told: &Keys) -> Result<Vec<(u64, Entry)>, ModelError> {
     let mut all = Vec::new();
     for name in told.names() {
         let wrong = |problem: &str| told.error(name, problem);
@@ -209,7 +249,7 @@ fn entries(told: &Keys, vocab: usize) -> Result<Vec<(u64, Entry)>, ModelError> {
         FLAGS.iter().try_for_each(|(flag, default)| entry.flag(flag, *default).map(drop))?;
         let whole = told.get(name).and_then(Value::as_object).cloned().unwrap_or_default();
         all.push((
-            known_id(told, name, id, vocab)?,
+            token_id(told, name, id)?,
             whole.into_iter().filter(|(_, value)| !value.is_null()).collect(),
         ));
     }
@@ -217,12 +257,12 @@ fn entries(told: &Keys, vocab: usize) -> Result<Vec<(u64, Entry)>, ModelError> {
     Ok(all)
 }
 
-/// An id that the model has a row for.
-fn known_id(file: &Keys, name: &str, id: u64, vocab: usize) -> Result<u64, ModelError> {
-    if id < vocab as u64 {
+/// An id that a token can have.
+fn token_id(file: &Keys, name: &str, id: u64) -> Result<u64, ModelError> {
+    if id <= u32::MAX.into() {
         return Ok(id);
     }
-    Err(file.error(name, format!("is a token with the id {id}, but `vocab_size` in config.json is {vocab}")))
+    Err(file.error(name, format!("is a token with the id {id}: there are none so large")))
 }
 
 fn plain(content: &str, special: bool, normalized: bool) -> Entry {

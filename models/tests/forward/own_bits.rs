@@ -175,3 +175,22 @@ fn predictions_are_those_of_the_widened_weights() {
     assert!(own.divergence < 0.002 && own.same_token > 0.95, "{own:?}");
     assert!(bf16.divergence < own.divergence, "{bf16:?}");
 }
+
+/// AutoGPTQ gives every matrix a bias, of zeros where the model has none: `quantise` does so too.
+#[test]
+fn a_bias_that_a_model_does_not_have_is_refused_unless_it_is_zero() {
+    let folder = Folder::quantised("gptq-bias", Layout::Gptq(Order::Plain), 64);
+    let file = folder.0.join("model.safetensors");
+    let whole = std::fs::read(&file).unwrap();
+    let size = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&whole[8..8 + size]).unwrap();
+    let bias = "model.layers.0.mlp.down_proj.bias";
+    let first = header[bias]["data_offsets"][0].as_u64().expect("it has one") as usize;
+    load(&folder.0, Dtype::F32);
+    let mut other = whole.clone();
+    other[8 + size + first + 1] = 0x3c;
+    std::fs::write(&file, other).unwrap();
+    let source = WeightSource::folder(&folder.0).unwrap();
+    let refused = Model::load(&source, Shard::WHOLE, Dtype::F32, &mut |_| {}).unwrap_err().to_string();
+    assert!(refused.contains(bias), "{refused}");
+}

@@ -65,14 +65,32 @@ pub(crate) fn quantise(from: &Path, to: &Path, layout: Layout, group: usize) {
     let tensors =
         candle_core::safetensors::load(from.join("model.safetensors"), &Device::Cpu).expect("tensors");
     let mut stored: Vec<Stored> = Vec::new();
-    for (name, tensor) in tensors {
+    for (name, tensor) in &tensors {
+        let name = name.clone();
         match name.strip_suffix(".weight").filter(|module| module.ends_with("_proj")) {
-            Some(_) if layout == Layout::Rounded => stored.push(plain(name, &rounded(&tensor))),
+            Some(_) if layout == Layout::Rounded => stored.push(plain(name, &rounded(tensor))),
             Some(module) if matches!(layout, Layout::Channels | Layout::Blocks) => {
-                stored.extend(fp8(&tensor, module, (layout == Layout::Blocks).then_some(group)));
+                stored.extend(fp8(tensor, module, (layout == Layout::Blocks).then_some(group)));
+                // As the first checkpoints with a scale for KV have it.
+                stored.extend(module.strip_suffix("q_proj").map(|attention| Stored {
+                    name: format!("{attention}kv_scale"),
+                    dtype: "F32",
+                    shape: vec![1],
+                    bytes: 0.02_f32.to_le_bytes().to_vec(),
+                }));
             }
-            Some(module) => stored.extend(Matrix::of(&tensor, layout, group).stored(module, layout)),
-            None => stored.push(plain(name, &tensor)),
+            Some(module) => stored.extend(Matrix::of(tensor, layout, group).stored(module, layout)),
+            None => stored.push(plain(name, tensor)),
+        }
+    }
+    if matches!(layout, Layout::Gptq(_)) {
+        // As AutoGPTQ writes them, where there are none.
+        let modules = tensors.keys().filter_map(|name| name.strip_suffix(".weight"));
+        for module in modules.filter(|module| module.ends_with("_proj")) {
+            let (name, outputs) = (format!("{module}.bias"), tensors[&format!("{module}.weight")].dims()[0]);
+            if !tensors.contains_key(&name) {
+                stored.push(Stored { name, dtype: "F16", shape: vec![outputs], bytes: vec![0; 2 * outputs] });
+            }
         }
     }
     stored.sort_by(|a, b| a.name.cmp(&b.name));

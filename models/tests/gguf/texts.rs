@@ -125,6 +125,27 @@ fn tokenizers_are_those_of_the_checkpoints() {
     assert!(texts > 50, "{texts}");
 }
 
+/// `rstrip` of the marks in Phi-3's folders, for which a GGUF file has no key.
+#[test]
+fn white_space_behind_marks_is_part_of_them_in_phi_3() {
+    let folder = Folder::new("marks");
+    let ids = |architecture: &str, text: &str| {
+        let mut writer = written("tokenizers/sentencepiece", None);
+        writer.text("general.architecture", architecture);
+        load(&folder, &writer).unwrap().encode(text, false).unwrap()
+    };
+    for (architecture, mark, stripped) in
+        [("phi3", "</s>", true), ("phi3", "<s>", false), ("llama", "</s>", false)]
+    {
+        let with = ids(architecture, &format!("a{mark}\n\nb"));
+        assert_eq!(
+            with == ids(architecture, &format!("a{mark}b")),
+            stripped,
+            "{architecture} {mark}: {with:?}"
+        );
+    }
+}
+
 #[test]
 fn every_rule_splits_as_its_name_says() {
     let folder = Folder::new("rules");

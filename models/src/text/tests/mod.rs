@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::ModelConfig;
@@ -141,8 +141,8 @@ fn what_stands_beside_a_tokenizer_is_refused_by_its_own_name() {
         ),
         (
             "tokenizer_config.json",
-            r#"{"added_tokens_decoder": {"400": {"content": "a"}}}"#,
-            "`vocab_size` in config.json is 400",
+            r#"{"added_tokens_decoder": {"99999999999": {"content": "a"}}}"#,
+            "the id 99999999999",
         ),
         (
             "tokenizer_config.json",
@@ -168,6 +168,45 @@ fn what_stands_beside_a_tokenizer_is_refused_by_its_own_name() {
     let text = "The quick brown fox jumps over the lazy dog. ".repeat(4);
     let ids = tokenizer.encode(&text, false).unwrap();
     assert_eq!(ids, self::tokenizer("tokenizer-byte-level").encode(&text, false).unwrap());
+}
+
+/// Gemma 3's tokenizer has a token of images that the models for text have no row for; the first Llama 2 had one for padding.
+#[test]
+fn tokens_behind_the_last_row_are_left_out_unless_chats_need_them() {
+    let dir = std::env::temp_dir().join(format!("faser-beyond-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let whole = fs::read(golden("tokenizer-byte-level").join("tokenizer.json")).unwrap();
+    let mut json: Value = serde_json::from_slice(&whole).unwrap();
+    let list = json["added_tokens"].as_array_mut().unwrap();
+    let flags =
+        json!({"single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
+    let mut image = flags.clone();
+    (image["id"], image["content"]) = (400.into(), "<image>".into());
+    list.push(image);
+    fs::write(dir.join("tokenizer.json"), json.to_string()).unwrap();
+    let config =
+        ModelConfig { vocab: 400, stored_vocab: 400, ..ModelConfig::load(&golden("llama")).unwrap() };
+    let load = |beside: &str| {
+        fs::write(dir.join("tokenizer_config.json"), beside).unwrap();
+        Tokenizer::load(&dir, &config)
+    };
+    let mut entry = flags;
+    entry["content"] = "<image>".into();
+    let told = json!({"added_tokens_decoder": {"400": entry}, "pad_token": "<image>"}).to_string();
+    let without = self::tokenizer("tokenizer-byte-level");
+    let text = "see <image>";
+    for beside in ["{}", &told, r#"{"extra_special_tokens": ["<image>"]}"#] {
+        let tokenizer = load(beside).unwrap();
+        assert_eq!(tokenizer.left_out(), ["<image>"], "{beside}");
+        assert_eq!(tokenizer.encode(text, false).unwrap(), without.encode(text, false).unwrap(), "{beside}");
+    }
+    for beside in [r#"{"eos_token": "<image>"}"#, r#"{"chat_template": "a<image>b"}"#] {
+        let refused = load(beside).unwrap_err().to_string();
+        assert!(refused.contains("\"<image>\", which chats need") && refused.contains("is 400"), "{refused}");
+    }
+    fs::write(dir.join("chat_template.jinja"), "<image>").unwrap();
+    assert!(load("{}").is_err());
+    fs::remove_dir_all(&dir).unwrap();
 }
 
 /// What is shown behind bytes of a prompt is what comes after them, also where all of them together are no character.
@@ -247,7 +286,7 @@ fn a_tokenizer_of_another_model_is_refused() {
     let dir = golden("tokenizer-byte-level");
     let mut config = ModelConfig::load(&golden("llama")).unwrap();
     let message = Tokenizer::load(&dir, &config).unwrap_err().to_string();
-    for part in ["tokenizer.json", "330", "vocab_size", "131"] {
+    for part in ["tokenizer.json", "329", "vocab_size", "131"] {
         assert!(message.contains(part), "{part}: {message}");
     }
     // Padding of the model's vocabulary is usual.
