@@ -183,7 +183,7 @@ impl Engine {
 
     /// Tokens that a sequence is expected to get yet, and may.
     fn to_come(&self, sequence: &Sequence) -> usize {
-        sequence.to_come().min(self.output_length.to_come().unwrap_or(usize::MAX))
+        sequence.to_come().min(self.output_length.expected().unwrap_or(usize::MAX))
     }
 
     /// Proposals that could still be drafted behind those that are there: none where nothing drafts, or its context ends, or what drafts does not

@@ -27,7 +27,7 @@ impl OutputLength {
     }
 
     /// Tokens that an output is expected to have yet, however many it has; none if none has ended before its limit.
-    pub(crate) fn to_come(&self) -> Option<usize> {
+    pub(crate) fn expected(&self) -> Option<usize> {
         (self.ends > 0.0).then(|| (self.tokens / self.ends) as usize)
     }
 }
@@ -41,7 +41,7 @@ mod tests {
             length.came(tokens);
             length.ended(before_limit);
         }
-        length.to_come()
+        length.expected()
     }
 
     #[test]

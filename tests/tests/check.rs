@@ -261,6 +261,11 @@ fn a_tokenizer_that_does_not_match_is_named() {
         });
         tokenizer["added_tokens"].as_array_mut().expect("added tokens").push(token);
     });
+    let output = check(&copied.config);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let note = r#"the model has no row for "<far>", which the tokenizer knows"#;
+    assert!(output.status.success() && stdout.contains(note), "{stdout}");
+    copied.edit("tokenizer.json", |tokenizer| tokenizer["model"]["vocab"]["far"] = 50_000.into());
     copied.refused("an id the model does not have", &["tokenizer.json"]);
     let file = copied.config.folder().join("copy/tokenizer.json");
     fs::write(&file, "{}").expect("the tokenizer can be written");

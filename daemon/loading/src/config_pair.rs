@@ -145,12 +145,7 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
         let notes = model.map_or(&[][..], |model| &model.notes);
         pair.notes.extend(notes.iter().map(|note| format!("{which}: {note}")));
     }
-    if let [first, ..] = pair.tokenizer.left_out() {
-        let many = pair.tokenizer.left_out().len();
-        pair.notes.push(format!(
-            "the model has no rows for {many} tokens of its tokenizer, such as {first:?}: they are text"
-        ));
-    }
+    pair.notes.extend(without_rows(pair.tokenizer.left_out()));
     pair.notes.extend(pair.draft.as_ref().and_then(kind_of_draft));
     pair.weights.draft_dtype = draft_dtype(config, pair.draft.as_ref(), on_gpu);
     pair.notes.extend(held_apart(config, pair.weights.draft_dtype));
@@ -349,6 +344,15 @@ fn in_folders(
         defaults,
         notes: Vec::new(),
     })
+}
+
+/// What is to be said of tokens of the tokenizer that the model has no rows for.
+fn without_rows(tokens: &[String]) -> Option<String> {
+    let (first, others) = tokens.split_first()?;
+    let more = if others.is_empty() { String::new() } else { format!(" and for {} more", others.len()) };
+    Some(format!(
+        "the model has no row for {first:?}{more}, which the tokenizer knows: in texts it is no token"
+    ))
 }
 
 impl Weights {

@@ -43,6 +43,17 @@ impl Placed {
     }
 }
 
+/// The name that a tensor has in a text model by itself; none if it is of images.
+fn name_of_text(name: &str) -> Option<String> {
+    let within = name.strip_prefix("model.").unwrap_or(name);
+    if ["vision_tower.", "multi_modal_projector."].iter().any(|other| within.starts_with(other)) {
+        return None;
+    }
+    // As transformers writes them since its version 5, and as before.
+    let newer = name.strip_prefix("model.language_model.").map(|rest| format!("model.{rest}"));
+    Some(newer.unwrap_or_else(|| name.strip_prefix("language_model.").unwrap_or(name).to_owned()))
+}
+
 /// What the JSON says of a tensor.
 #[derive(Deserialize)]
 struct Entry {
@@ -98,7 +109,19 @@ impl Header {
         }
         let header = Header { tensors };
         header.covers(start..file.len())?;
-        Ok(header)
+        header.of_text()
+    }
+
+    /// Of a model of images and text its text model, with the names that tensors have where that is published alone.
+    fn of_text(self) -> Result<Header, String> {
+        let mut tensors = HashMap::with_capacity(self.tensors.len());
+        for (name, placed) in self.tensors {
+            let Some(text) = name_of_text(&name) else { continue };
+            if tensors.insert(text.clone(), placed).is_some() {
+                return Err(format!("tensor `{}` is there twice, within `language_model` too", shown(&text)));
+            }
+        }
+        Ok(Header { tensors })
     }
 
     /// A tensor by its name.

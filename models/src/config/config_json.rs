@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use faser_kernels::RopeScaling;
+use serde_json::{Value, json};
 
 use super::families::Family;
 use super::head_spec::of_head;
@@ -28,7 +29,7 @@ impl ModelConfig {
             return Err(why);
         }
         check_pointer(&path)?;
-        let keys = Keys::read(&path)?;
+        let keys = of_text(Keys::read(&path)?)?;
         if let Some(head) = of_head(&keys, dir)? {
             return Ok(head);
         }
@@ -57,7 +58,7 @@ impl ModelConfig {
     pub fn of_json(text: &str) -> Result<ModelConfig, ModelError> {
         let path = Path::new("config.json");
         let json = serde_json::from_str(text).map_err(|e| ModelError::format(path, &e))?;
-        ModelConfig::from_keys(&Keys::of(path, json)?, None)
+        ModelConfig::from_keys(&of_text(Keys::of(path, json)?)?, None)
     }
 
     pub(crate) fn from_keys(keys: &Keys, generation: Option<&Keys>) -> Result<ModelConfig, ModelError> {
@@ -110,6 +111,34 @@ impl ModelConfig {
         family.shape(keys, sliding_rope, &mut config)?;
         Ok(config)
     }
+}
+
+/// Models of images and text whose text model is served: the class, and `model_type` and class of the text model.
+const WITH_IMAGES: [(&str, &str, &str); 2] = [
+    ("Gemma3ForConditionalGeneration", "gemma3_text", "Gemma3ForCausalLM"),
+    ("Mistral3ForConditionalGeneration", "mistral", "MistralForCausalLM"),
+];
+
+/// The keys as they are, or those of the text model within a model of images and text.
+fn of_text(keys: Keys) -> Result<Keys, ModelError> {
+    let class = keys.get("architectures").and_then(|names| names.get(0)).and_then(Value::as_str);
+    let Some((_, kind, class)) = WITH_IMAGES.into_iter().find(|(whole, ..)| class == Some(*whole)) else {
+        return Ok(keys);
+    };
+    let Some(within) = keys.object("text_config")? else {
+        return Err(keys.error("text_config", "is missing: it has the keys of the text model"));
+    };
+    if let Some(other) = within.text("model_type")?.filter(|found| *found != kind) {
+        let problem = format!("is {other:?}, and {kind:?} is served");
+        return Err(within.error("model_type", problem));
+    }
+    let mut text = within.with([("architectures", json!([class]))]);
+    for key in ["bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config"] {
+        if let (None, Some(outer)) = (text.get(key), keys.get(key)) {
+            text = text.with([(key, outer.clone())]);
+        }
+    }
+    Ok(text)
 }
 
 /// What is to be said of how far positions go.

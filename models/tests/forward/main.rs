@@ -25,3 +25,4 @@ mod sequences;
 mod session;
 mod shard_logits;
 mod synthetic;
+mod text_within;

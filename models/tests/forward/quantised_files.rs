@@ -40,8 +40,8 @@ pub(crate) enum Order {
 const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 /// A tensor that is to be written.
-struct Stored {
-    name: String,
+pub(crate) struct Stored {
+    pub(crate) name: String,
     dtype: &'static str,
     shape: Vec<usize>,
     bytes: Vec<u8>,
@@ -290,7 +290,7 @@ fn fitted(weights: impl Iterator<Item = f32>, layout: Layout) -> (f16, u32) {
     (scale, (-low / scale.to_f32()).round().clamp(least, 15.0) as u32)
 }
 
-fn plain(name: String, tensor: &Tensor) -> Stored {
+pub(crate) fn plain(name: String, tensor: &Tensor) -> Stored {
     let shape = tensor.dims().to_vec();
     let flat = tensor.flatten_all().expect("numbers");
     let (dtype, bytes) = match flat.dtype() {
@@ -308,7 +308,7 @@ fn plain(name: String, tensor: &Tensor) -> Stored {
 }
 
 /// A safetensors file.
-fn file(tensors: &[Stored]) -> Vec<u8> {
+pub(crate) fn file(tensors: &[Stored]) -> Vec<u8> {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for Stored { name, dtype, shape, bytes } in tensors {
         let offsets = [data.len(), data.len() + bytes.len()];
