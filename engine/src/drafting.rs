@@ -120,7 +120,10 @@ impl Engine {
             if let Some(left) = left {
                 on_target.prompt(sequence.uncomputed(), left.as_secs_f64());
             }
-            if let Some(left) = left.map(|left| left.as_secs_f64()).filter(|left| *left < due.1) {
+            let left = left.map(|left| left.as_secs_f64());
+            if let Some(left) =
+                left.filter(|left| *left < due.1 && self.planner.reaches(sequence.uncomputed(), *left))
+            {
                 due = (sequence.uncomputed(), left);
             }
         }
@@ -478,7 +481,7 @@ impl Engine {
         self.totals.draft_passes += 1;
         self.totals.draft_time += outcome.took;
         // The lane may have stopped early: what was timed is what came back.
-        let steps = outcome.counts.iter().copied().max().unwrap_or(0);
+        let (steps, drafted) = outcome.steps();
         let masked = plan.passes.is_one();
         let run = if masked { self.draft_shape.steps } else { steps };
         let shape = PassShape { steps: run, ..self.draft_shape };
@@ -499,7 +502,7 @@ impl Engine {
         } else if steps > 0 {
             // Of those that were planned so many drafted in the mean of the steps, on the fullest rank as elsewhere.
             let planned = plan.chunks.len().max(1);
-            let sequences = (outcome.proposals.len() * sequences).div_ceil(steps * planned);
+            let sequences = (drafted * sequences).div_ceil(steps * planned);
             let context = self.draft_shape.reach.kv * sequences / self.draft_shape.sequences.max(1);
             let reach = Reach::single(context);
             let shape = PassShape { steps, sequences, reach, ..self.draft_shape };

@@ -127,6 +127,19 @@ pub struct DraftOutcome {
     pub counts: Vec<usize>,
 }
 
+impl DraftOutcome {
+    /// Draft steps that it took, and the sequences that they had, summed: what a grammar forced took none.
+    pub(crate) fn steps(&self) -> (usize, usize) {
+        let (mut steps, mut drafted, mut rest) = (0, 0, self.proposals.as_slice());
+        for &count in &self.counts {
+            let (own, others) = rest.split_at(count.min(rest.len()));
+            let own = own.iter().filter(|proposal| !proposal.forced).count();
+            (steps, drafted, rest) = (steps.max(own), drafted + own, others);
+        }
+        (steps, drafted)
+    }
+}
+
 /// One sequence's part of a draft plan: rows to catch up with, then proposals to draft. The rows may be earlier proposals:
 /// drafting goes on past the frontier.
 ///
@@ -190,6 +203,8 @@ pub struct Drafted {
     /// What the draft would have drawn in this place without this token, then without that one too, and so on, by the target's own noise; none if
     /// they were not asked for, or the lane cannot tell.
     pub candidates: Candidates,
+    /// A grammar forced it: it took no draft step.
+    pub forced: bool,
 }
 
 /// What else the draft could have proposed in some place.
@@ -376,6 +391,14 @@ impl VerifyPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_grammar_forced_is_no_draft_step() {
+        let drafted = |forced| Drafted { forced, ..Drafted::default() };
+        let proposals = [true, false, false, true, true, true, false].map(drafted).to_vec();
+        let outcome = DraftOutcome { proposals, counts: vec![3, 0, 4], ..DraftOutcome::default() };
+        assert_eq!((outcome.steps(), DraftOutcome::default().steps()), ((2, 3), (0, 0)));
+    }
 
     #[test]
     fn a_step_is_taken_if_all_that_go_on_pay_for_it_together() {

@@ -109,6 +109,8 @@ pub(crate) struct Planner {
     execution: Execution,
     /// The goodput of the round, the price of a second in tokens: a row pays if its marginal goodput is higher.
     goodput: f64,
+    /// Tokens that a sequence's part of a round without proposals is worth at that price: one where nobody speculates, more where others do.
+    saved_round: f64,
     /// Rounds since anyone was given a proposal.
     quiet_rounds: u32,
     /// Rounds that are left of a probe.
@@ -168,6 +170,7 @@ impl Planner {
             copies,
             execution: Execution::Serial,
             goodput: 0.0,
+            saved_round: 1.0,
             quiet_rounds: 0,
             probe_rounds: 0,
             undrafted_rounds: 0,
@@ -337,6 +340,11 @@ impl Planner {
         costs.map_or(0.0, |costs| self.steering.prefill_s(rows, costs))
     }
 
+    /// Could so many rows of a prompt be computed within so many seconds, if passes were filled with them?
+    pub(crate) fn reaches(&self, rows: usize, within_s: f64) -> bool {
+        self.whole().is_none_or(|costs| self.steering.least_prefill_s(rows, costs) <= within_s)
+    }
+
     /// What passes cost on the whole device, if it goes by that.
     fn whole(&self) -> Option<&PartitionCosts> {
         self.partitions.first().filter(|_| self.predicts())
@@ -382,14 +390,15 @@ impl Planner {
     }
 
     /// Is what the draft would bring this sequence, over the tokens to come, worth the rows that it is behind? What proposals cost: see
-    /// [`Planner::costs_by_length`].
+    /// [`Planner::costs_by_length`]. Each that is accepted saves the sequence a round.
     pub(crate) fn pays_to_catch_up(&self, candidate: &Candidate, costs_by_length: &[f64; K_LIMIT]) -> bool {
         !self.predicts() || {
             let (mut survival, mut brought, mut best) = (1.0, 0.0, 0.0_f64);
             for (_, cost) in (candidate.ready..candidate.useful).zip(costs_by_length) {
                 survival *= f64::from(candidate.typical);
                 brought += survival;
-                best = best.max((brought * f64::from(candidate.weight) - cost) / (1.0 + brought));
+                let saved = brought * f64::from(candidate.weight) * self.saved_round;
+                best = best.max((saved - cost) / (1.0 + brought));
             }
             best > 0.0 && best * candidate.to_come as f64 > self.goodput * self.catch_up_s(candidate)
         }
@@ -747,7 +756,9 @@ impl Planner {
     /// their time also maximises tokens per second (Dinkelbach 1967).
     fn update_goodput(&mut self, batch: &Batch<'_>) {
         if !batch.candidates.is_empty() {
+            let plain = self.budget.plain_goodput(batch, &self.partitions[0]);
             self.goodput = self.budget.goodput(batch, &self.partitions[0]).0;
+            self.saved_round = (self.goodput / plain.max(f64::MIN_POSITIVE)).max(1.0);
         } else if self.goodput == 0.0 {
             // Nobody has decoded yet, and the first will have a token of each pass.
             let pass_s = self.partitions[0].verify.seconds(1, Reach::NONE);

@@ -544,7 +544,7 @@ impl Sequence {
         self.learn_of_offers(accepted, next, calibrations);
         let foreseen = self.foreseen.take().filter(|_| self.offers.behind == self.tokens.len());
         if let Some(foreseen) = foreseen {
-            foreseen.came(verified, accepted, self.weight(now), worth);
+            foreseen.came((sent, verified, accepted), self.weight(now), worth);
         }
         self.first_token.get_or_insert(now);
         let sources = self.proposals.iter().take(verified).map(|proposal| proposal.source);

@@ -9,8 +9,8 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice};
 use faser_engine::survival::Source;
 use faser_engine::{
-    EngineConfig, FinishReason, Handling, K_LIMIT, LaneKind, Mechanisms, Policy, Refusal, Request, SeqId,
-    Slo, SpeculationMode, Tuning, Usage,
+    DraftSource, EngineConfig, FinishReason, Handling, K_LIMIT, LaneKind, Mechanisms, Policy, Refusal,
+    Request, SeqId, Slo, SpeculationMode, Tuning, Usage,
 };
 
 fn config(policy: Policy) -> EngineConfig {
@@ -443,4 +443,51 @@ fn a_prompt_that_comes_while_others_draft_waits_for_no_further_round() {
     let first = report.outcomes[&SeqId(1)].first_token_after.expect("a first token");
     // What is left of the draft plan, and a pass.
     assert!(first < Duration::from_millis(21), "{first:?}");
+}
+
+/// Seconds that requests take in all, whose prompts of so many tokens, so many at a time, a draft has to read as slowly as on a CPU: 2,000 tokens in the
+/// time of some 35 passes.
+fn fresh_prompts(policy: Policy, together: u32, tokens: u32) -> f64 {
+    let config = EngineConfig {
+        partitions: undivided((9000, 1300), (78_000, 4000)),
+        max_pass_rows: 512,
+        max_context: 9000,
+        target_blocks: 9000,
+        draft: DraftSource::model(9000),
+        ..cold(policy)
+    };
+    let prompt = |seq: u32| (0..tokens).map(|i| (i * 7 + i / 50 * 11 + seq * 13) % 50).collect();
+    let arrival = |seq: u32| Happening::Arrival(request(seq.into(), prompt(seq), 200));
+    let arrivals = (0..8).map(|seq| (seq / together * Duration::from_secs(100), arrival(seq)));
+    let report = common::run(&config, 0.85, arrivals.collect());
+    report.outcomes.values().filter_map(|outcome| outcome.ended_after).map(|after| after.as_secs_f64()).sum()
+}
+
+#[test]
+fn fresh_prompts_are_caught_up_with_where_it_pays_however_slowly() {
+    for (together, tokens) in [(1, 2000), (1, 8000), (2, 2000), (4, 500), (8, 500)] {
+        let policies = [Policy::Off, Policy::Fixed { k: 4 }, Policy::Faser];
+        let [off, fixed, faser] = policies.map(|policy| fresh_prompts(policy, together, tokens));
+        let best = off.min(fixed);
+        assert!(faser < 1.03 * best, "{together} of {tokens} tokens: {faser} beside {off} and {fixed}");
+    }
+}
+
+/// A first token that will be late in any case makes no pass longer for those that decode.
+#[test]
+fn passes_are_filled_for_first_tokens_that_come_in_time_by_it() {
+    let prompt = |seq: u32| (0..400).map(|i| (i * 7 + seq * 13) % 50).collect();
+    let longest = |ttft: Option<u64>| {
+        let slo = Slo { ttft: ttft.map(Duration::from_millis), tpot: None };
+        let late = with_slo(slo, request(2, prompt(2), 2));
+        let arrivals = at_once([request(1, vec![1; 8], 60)]);
+        let late = (Duration::from_secs(1), Happening::Arrival(late));
+        let report = common::simulation(&cold(Policy::Budget), 0.7).in_detail();
+        let report = report.run(arrivals.into_iter().chain([late]));
+        report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify).map(|pass| pass.rows).max()
+    };
+    // All at once they take 1.64 s, beside the other in small passes more than 2 s.
+    let [untargeted, early, tight, late] = [None, Some(1000), Some(1800), Some(10_000)].map(longest);
+    assert!(tight >= Some(400) && untargeted < Some(300), "{tight:?} {untargeted:?}");
+    assert!(early == untargeted && late == untargeted, "{early:?} {late:?} {untargeted:?}");
 }

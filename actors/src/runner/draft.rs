@@ -241,7 +241,7 @@ impl<B: LaneBackend> DraftRunner<B> {
         for ForcedToken { token, certain } in forced {
             self.sequences.of_mut(job.plan.chunks[chunk].seq).push(token);
             let confidence = if certain { 1.0 } else { LIKELY };
-            job.drew(chunk, Drafted { token, confidence, ..Drafted::default() });
+            job.drew(chunk, Drafted { token, confidence, forced: true, ..Drafted::default() });
             if job.goes_on(chunk, self.cancelled.chunks()).is_none() {
                 // The KV of the last proposal is not computed.
                 drafts = false;
@@ -321,7 +321,7 @@ impl<B: LaneBackend> DraftRunner<B> {
                 let alternatives = top.map_or_else(Alternatives::new, |top| Alternatives::from(*top));
                 let next = self.outputs.candidates.get(place).filter(|_| free);
                 let candidates = next.map_or_else(Candidates::new, |next| candidates_of(next));
-                job.drew(piece.chunk, Drafted { token, confidence, alternatives, candidates });
+                job.drew(piece.chunk, Drafted { token, confidence, alternatives, candidates, forced: false });
                 // What else comes from the same pass does not know of it, nor do others what an outcome would bring.
                 if job.unknown.is_empty() && !job.plan.chunks[piece.chunk].outcome {
                     self.sequences.of_mut(piece.seq).push(token);

@@ -116,6 +116,7 @@ fn drafted(mut plan: DraftPlan, next: &mut Option<u32>) -> Event {
             confidence: 0.8,
             alternatives: alternatives.clone(),
             candidates: candidates.clone(),
+            forced: false,
         };
         plan.outcome.proposals.extend((0..chunk.steps).map(&mut proposal));
         plan.outcome.counts.push(chunk.steps);

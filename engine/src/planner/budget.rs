@@ -130,6 +130,13 @@ struct Choice {
     depth: usize,
 }
 
+impl Choice {
+    /// Tokens a second.
+    fn rate(&self) -> f64 {
+        self.committed / self.seconds.max(f64::MIN_POSITIVE)
+    }
+}
+
 /// A proposal's place in the order of survival: a likelier one is less. Among equals the older sequence is first, so that plans are repeatable.
 fn rank(survival: f32, sequence: usize) -> u64 {
     // The bits of what is not negative are in its order.
@@ -189,9 +196,14 @@ impl Budget {
 
     /// The highest goodput that a round of this batch can be predicted to have, and its draft steps.
     pub(super) fn goodput(&mut self, batch: &Batch<'_>, costs: &PartitionCosts) -> (f64, usize) {
-        let rate = |choice: &Choice| choice.committed / choice.seconds.max(f64::MIN_POSITIVE);
-        let best = self.sweep(batch, NEGLIGIBLE, costs, rate);
-        (rate(&best), best.depth)
+        let best = self.sweep(batch, NEGLIGIBLE, costs, Choice::rate);
+        (best.rate(), best.depth)
+    }
+
+    /// The goodput of a round of this batch without proposals.
+    pub(super) fn plain_goodput(&self, batch: &Batch<'_>, costs: &PartitionCosts) -> f64 {
+        let [plain_s, _] = self.between_s;
+        Pass::new(batch, costs, 0, 0.0).choice(plain_s, 0).rate()
     }
 
     /// The highest value of a round: its tokens, less those that its time would bring at this goodput.

@@ -185,6 +185,7 @@ impl SimDevice {
                     } else {
                         Candidates::new()
                     },
+                    forced: false,
                 });
                 survivals[index] = chunk.stop.after(survivals[index], confidence);
                 if step + 1 < chunk.steps && survivals[index] >= chunk.stop.below {

@@ -51,7 +51,7 @@ impl CudaBackend {
             let alternatives =
                 alternatives.next().map_or_else(Alternatives::new, |top| top.iter().copied().collect());
             let candidates = candidates.next().map_or_else(Candidates::new, candidates_of);
-            Drafted { token, confidence, alternatives, candidates }
+            Drafted { token, confidence, alternatives, candidates, forced: false }
         };
         found.map(one).collect()
     }
