@@ -749,7 +749,7 @@ impl Planner {
     /// Steps that each of so many sequences may draft beyond those that it is to have, where passes have so many rows.
     pub(crate) fn further_steps(&self, running: usize, most_rows: usize) -> usize {
         let spare = most_rows.saturating_sub(self.planned_rows);
-        if self.ends_drafting() { FURTHER_STEPS.min(spare) / running.max(1) } else { 0 }
+        if self.ends_drafting() && running == 1 { FURTHER_STEPS.min(spare) } else { 0 }
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of

@@ -9,8 +9,8 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice};
 use faser_engine::survival::Source;
 use faser_engine::{
-    DraftSource, EngineConfig, FinishReason, Handling, K_LIMIT, LaneKind, Mechanisms, Policy, Refusal,
-    Request, SeqId, Slo, SpeculationMode, Tuning, Usage,
+    EngineConfig, FinishReason, Handling, K_LIMIT, LaneKind, Mechanisms, Policy, Refusal, Request, SeqId,
+    Slo, SpeculationMode, Tuning, Usage,
 };
 
 fn config(policy: Policy) -> EngineConfig {
@@ -443,34 +443,6 @@ fn a_prompt_that_comes_while_others_draft_waits_for_no_further_round() {
     let first = report.outcomes[&SeqId(1)].first_token_after.expect("a first token");
     // What is left of the draft plan, and a pass.
     assert!(first < Duration::from_millis(21), "{first:?}");
-}
-
-/// Seconds that requests take in all, whose prompts of so many tokens, so many at a time, a draft has to read as slowly as on a CPU: 2,000 tokens in the
-/// time of some 35 passes.
-fn fresh_prompts(policy: Policy, together: u32, tokens: u32) -> f64 {
-    let config = EngineConfig {
-        partitions: undivided((9000, 1300), (78_000, 4000)),
-        max_pass_rows: 512,
-        max_context: 9000,
-        target_blocks: 9000,
-        draft: DraftSource::model(9000),
-        ..cold(policy)
-    };
-    let prompt = |seq: u32| (0..tokens).map(|i| (i * 7 + i / 50 * 11 + seq * 13) % 50).collect();
-    let arrival = |seq: u32| Happening::Arrival(request(seq.into(), prompt(seq), 200));
-    let arrivals = (0..8).map(|seq| (seq / together * Duration::from_secs(100), arrival(seq)));
-    let report = common::run(&config, 0.85, arrivals.collect());
-    report.outcomes.values().filter_map(|outcome| outcome.ended_after).map(|after| after.as_secs_f64()).sum()
-}
-
-#[test]
-fn fresh_prompts_are_caught_up_with_where_it_pays_however_slowly() {
-    for (together, tokens) in [(1, 2000), (1, 8000), (2, 2000), (4, 500), (8, 500)] {
-        let policies = [Policy::Off, Policy::Fixed { k: 4 }, Policy::Faser];
-        let [off, fixed, faser] = policies.map(|policy| fresh_prompts(policy, together, tokens));
-        let best = off.min(fixed);
-        assert!(faser < 1.03 * best, "{together} of {tokens} tokens: {faser} beside {off} and {fixed}");
-    }
 }
 
 /// A first token that will be late in any case makes no pass longer for those that decode.

@@ -240,7 +240,11 @@ impl Budget {
                     && pass.proposals < batch.rows
                 {
                     pass.add(*survival * candidate.weight, candidate.context);
-                    rows += behind + if masked && depth == 0 { candidate.rows() } else { 0 };
+                    rows += match depth {
+                        0 if masked => behind + candidate.rows(),
+                        0 => candidate.rows(),
+                        _ => behind,
+                    };
                     reach.kv += candidate.context;
                     reach.rows += behind.max(usize::from(depth == 0)) * candidate.context;
                     deeper = true;
