@@ -182,7 +182,7 @@ fn tokens_behind_the_last_row_are_left_out_unless_chats_need_them() {
         json!({"single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
     let mut image = flags.clone();
     (image["id"], image["content"]) = (400.into(), "<image>".into());
-    list.push(image);
+    list.push(image.clone());
     fs::write(dir.join("tokenizer.json"), json.to_string()).unwrap();
     let config =
         ModelConfig { vocab: 400, stored_vocab: 400, ..ModelConfig::load(&golden("llama")).unwrap() };
@@ -206,6 +206,13 @@ fn tokens_behind_the_last_row_are_left_out_unless_chats_need_them() {
     }
     fs::write(dir.join("chat_template.jinja"), "<image>").unwrap();
     assert!(load("{}").is_err());
+    fs::remove_file(dir.join("chat_template.jinja")).unwrap();
+    // No text is in every template, and needed by none.
+    image["content"] = "".into();
+    json["added_tokens"].as_array_mut().unwrap().pop();
+    json["added_tokens"].as_array_mut().unwrap().push(image);
+    fs::write(dir.join("tokenizer.json"), json.to_string()).unwrap();
+    assert_eq!(load(r#"{"chat_template": "ab"}"#).unwrap().left_out(), [""]);
     fs::remove_dir_all(&dir).unwrap();
 }
 
