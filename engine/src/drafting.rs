@@ -4,7 +4,7 @@ use crate::branch::DraftOut;
 use crate::cost::Reach;
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan, StepPrice, StopRule};
-use crate::planner::{Batch, Candidate, Execution, PassShape, Waiting, run_length};
+use crate::planner::{Batch, Candidate, Execution, PassShape, ROUND_ROWS, Waiting, run_length};
 use crate::policy::Lengths;
 use crate::portfolio::{Choices, Prospects};
 use crate::request::{K_LIMIT, SeqId};
@@ -23,8 +23,6 @@ const MOST_DISPLACED: f64 = 0.2;
 const RANKS_EVERY: u64 = 16;
 /// Rows of one sequence that nobody minds: what a round commits, and a step.
 const SHORT: usize = 2 * K_LIMIT;
-/// Rows that a sequence brings to a draft plan in any round: the last proposal that was accepted, and the token behind it.
-const ROUND_ROWS: usize = 2;
 
 impl Engine {
     /// Does prompt-lookup propose?
@@ -84,11 +82,12 @@ impl Engine {
         let [shared, joining] =
             choices.map(|choices| choices.worth(self.planner.drafting_cost(&choices.drafting)));
         let chosen = usize::from(joining > shared);
+        let suspended = !self.planner.speculates();
         for (seq, paths, tries) in &paths {
             let Some(sequence) = self.sequences.get_mut(seq) else { continue };
             sequence.tries = *tries;
             if !tries {
-                sequence.take_offer(&paths[chosen], &tables, &prices[chosen]);
+                sequence.take_offer(&paths[chosen], &tables, &prices[chosen], suspended);
             }
         }
         self.scratch.paths = paths;
@@ -106,6 +105,7 @@ impl Engine {
         let Totals { output_tokens, accepted_tokens, .. } = self.totals;
         let usual = output_tokens.max(1) as f64 / output_tokens.saturating_sub(accepted_tokens).max(1) as f64;
         let mut on_target = self.planner.on_target();
+        let most = self.tuning.max_prefill_rows;
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
                 scratch.candidates.push(self.candidate(sequence, &costs));
@@ -120,15 +120,12 @@ impl Engine {
             if let Some(left) = left {
                 on_target.prompt(sequence.uncomputed(), left.as_secs_f64());
             }
-            let left = left.map(|left| left.as_secs_f64());
-            if let Some(left) =
-                left.filter(|left| *left < due.1 && self.planner.reaches(sequence.uncomputed(), *left))
-            {
-                due = (sequence.uncomputed(), left);
+            let (rows, left) = (sequence.uncomputed(), left.map(|left| left.as_secs_f64()));
+            if let Some(left) = left.filter(|left| *left < due.1 && self.planner.reaches(rows, most, *left)) {
+                due = (rows, left);
             }
         }
         let sequences = scratch.candidates.len();
-        let most = self.tuning.max_prefill_rows;
         let displaced = self.planner.look(&Waiting { prompt_rows, prompts, sequences, most, due, on_target });
         let (rows, prefill_rows) = self.room(sequences, prompt_rows);
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };

@@ -128,12 +128,15 @@ pub struct DraftOutcome {
 }
 
 impl DraftOutcome {
-    /// Draft steps that it took, and the sequences that they had, summed: what a grammar forced took none.
+    /// Draft steps that it took, and the sequences that they had, summed. What a grammar forced is computed with what is drafted behind it, or by itself
+    /// if nothing is.
     pub(crate) fn steps(&self) -> (usize, usize) {
         let (mut steps, mut drafted, mut rest) = (0, 0, self.proposals.as_slice());
         for &count in &self.counts {
             let (own, others) = rest.split_at(count.min(rest.len()));
+            let last = own.last().is_some_and(|proposal| proposal.forced);
             let own = own.iter().filter(|proposal| !proposal.forced).count();
+            let own = own + usize::from(last && own > 0);
             (steps, drafted, rest) = (steps.max(own), drafted + own, others);
         }
         (steps, drafted)
@@ -395,9 +398,17 @@ mod tests {
     #[test]
     fn what_a_grammar_forced_is_no_draft_step() {
         let drafted = |forced| Drafted { forced, ..Drafted::default() };
-        let proposals = [true, false, false, true, true, true, false].map(drafted).to_vec();
-        let outcome = DraftOutcome { proposals, counts: vec![3, 0, 4], ..DraftOutcome::default() };
-        assert_eq!((outcome.steps(), DraftOutcome::default().steps()), ((2, 3), (0, 0)));
+        let outcome = |proposals: &[bool], counts: &[usize]| DraftOutcome {
+            proposals: proposals.iter().map(|forced| drafted(*forced)).collect(),
+            counts: counts.to_vec(),
+            ..DraftOutcome::default()
+        };
+        let (free, forced) = (false, true);
+        let plan = outcome(&[forced, free, free, forced, forced, forced, free], &[3, 0, 4]);
+        assert_eq!((plan.steps(), DraftOutcome::default().steps()), ((2, 3), (0, 0)));
+        // Those behind the last that is drafted have a pass of their own; where all are forced, they are in the first, whose rows catch up.
+        assert_eq!(outcome(&[free, forced, forced], &[3]).steps(), (2, 2));
+        assert_eq!(outcome(&[forced, forced], &[2]).steps(), (0, 0));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use realised::{Realised, Round};
 use steering::Steering;
 
 pub(crate) use ahead::{Leaving, Odds, Preparing, run_length};
-pub(crate) use budget::{Batch, Candidate, Displaced, MIN_DRAFT_GAIN, NEGLIGIBLE};
+pub(crate) use budget::{Batch, Candidate, Displaced, MIN_DRAFT_GAIN, NEGLIGIBLE, ROUND_ROWS};
 pub(crate) use steering::{OnTarget, Speculated, Waiting};
 
 /// Rounds without a single proposal after which a probe begins: what is not looked at is never found to have changed.
@@ -48,8 +48,8 @@ const FIRST_LONG_ROWS: usize = 128;
 const LONG_ROWS_STEP: usize = 16;
 /// A round is believed to have taken so many times its passes' time beyond them at most: the rest is the machine doing something else.
 const MOST_BEYOND: f64 = 2.0;
-/// Draft steps that sequences take beyond those that pay in the mean, all of them together, as long as each pays by what is known then: where few
-/// draft, how far depends on how sure the draft is, and where many do they even out.
+/// Draft steps that a sequence which is alone may take beyond those that pay in the mean, as long as each pays by what is known then: how far depends on
+/// how sure the draft is. Two and more even out, and rows beyond those that were planned are behind the edge of a step where passes go by steps.
 const FURTHER_STEPS: usize = 4;
 /// The weight of a new time in the mean of those observed.
 const NEW_TIME: f64 = 0.25;
@@ -245,6 +245,11 @@ impl Planner {
         self.planned_rows = self.rows + lengths.iter().sum::<usize>();
     }
 
+    /// May anything be proposed? Not while speculation has lost more than it may.
+    pub(crate) fn speculates(&self) -> bool {
+        self.steering.speculates()
+    }
+
     /// Proposals were drafted.
     pub(crate) fn drafted(&mut self) {
         self.undrafted_rounds = 0;
@@ -340,9 +345,9 @@ impl Planner {
         costs.map_or(0.0, |costs| self.steering.prefill_s(rows, costs))
     }
 
-    /// Could so many rows of a prompt be computed within so many seconds, if passes were filled with them?
-    pub(crate) fn reaches(&self, rows: usize, within_s: f64) -> bool {
-        self.whole().is_none_or(|costs| self.steering.least_prefill_s(rows, costs) <= within_s)
+    /// Could so many rows of a prompt, at most so many in a pass, be computed within so many seconds, if passes were filled with them?
+    pub(crate) fn reaches(&self, rows: usize, most: Option<usize>, within_s: f64) -> bool {
+        self.whole().is_none_or(|costs| self.steering.least_prefill_s(rows, most, costs) <= within_s)
     }
 
     /// What passes cost on the whole device, if it goes by that.
@@ -746,7 +751,7 @@ impl Planner {
         StepPrice { all, each: each as f32 }
     }
 
-    /// Steps that each of so many sequences may draft beyond those that it is to have, where passes have so many rows.
+    /// Steps that a sequence may draft beyond those that it is to have, where so many run and passes have so many rows.
     pub(crate) fn further_steps(&self, running: usize, most_rows: usize) -> usize {
         let spare = most_rows.saturating_sub(self.planned_rows);
         if self.ends_drafting() && running == 1 { FURTHER_STEPS.min(spare) } else { 0 }

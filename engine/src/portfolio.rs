@@ -247,15 +247,10 @@ pub(crate) struct Foreseen {
 }
 
 impl Foreseen {
-    /// Takes in what came of it: so many proposals sent, verified, and accepted.
-    pub(crate) fn came(
-        &self,
-        (sent, verified, accepted): (usize, usize, usize),
-        weight: f32,
-        worth: &mut PerSource<Worth>,
-    ) {
-        // Of what was not worth its rows no share can be told, and of what the round had no rows for, nothing.
-        if self.gain > 0.0 && sent > 0 {
+    /// Takes in what came of it: so many proposals verified, and so many accepted.
+    pub(crate) fn came(&self, verified: usize, accepted: usize, weight: f32, worth: &mut PerSource<Worth>) {
+        // Of what was not worth its rows no share can be told.
+        if self.gain > 0.0 {
             let came = accepted as f64 * f64::from(weight) - verified as f64 * self.row;
             worth[self.source].observe(self.gain, came);
         }
@@ -340,19 +335,6 @@ mod tests {
         // Where a row costs more than anything brings, the verify pass says no, and nothing is drafted.
         let rows = Prices { row: 2.0, draft: (0.0, 2.1) };
         assert_eq!(chosen(&prospects(0.8, true), &half, &[], &rows), Some((Source::Text, 5)));
-    }
-
-    #[test]
-    fn what_came_of_a_path_is_learned_where_any_of_it_was_verified() {
-        let foreseen = Foreseen { source: Source::Text, gain: 2.0, row: 0.1 };
-        let factor = |what| {
-            let mut worth = PerSource::default();
-            (0..9).for_each(|_| foreseen.came(what, 1.0, &mut worth));
-            worth[Source::Text].factor()
-        };
-        // Nothing was asked while speculation was suspended.
-        assert_eq!(factor((0, 0, 0)), Worth::default().factor());
-        assert!(factor((3, 3, 0)) < 1.0 && factor((3, 0, 0)) < 1.0 && factor((3, 3, 3)) > 1.0);
     }
 
     #[test]

@@ -337,8 +337,9 @@ impl Recorder {
         for (record, &count) in pass.chunks.iter_mut().zip(&plan.outcome.counts) {
             record.proposals = count;
             pass.proposals += count;
-            pass.steps = pass.steps.max(if one_pass { count.min(1) } else { count });
         }
+        let (steps, _) = plan.outcome.steps();
+        pass.steps = if one_pass { pass.proposals.min(1) } else { steps };
         self.keep(pass);
     }
 

@@ -430,10 +430,16 @@ impl Sequence {
         prospects.choose(&self.offers, &there, tables, (&self.levels, worth), prices)
     }
 
-    /// Appends what a path takes of an offer.
-    pub(crate) fn take_offer(&mut self, path: &Path, tables: &PerSource<AcceptanceTable>, prices: &Prices) {
+    /// Appends what a path takes of an offer. While speculation is suspended none of it is verified, and nothing can come of it.
+    pub(crate) fn take_offer(
+        &mut self,
+        path: &Path,
+        tables: &PerSource<AcceptanceTable>,
+        prices: &Prices,
+        suspended: bool,
+    ) {
         let alone = self.proposals.is_empty();
-        self.foreseen = path.foreseen(&self.offers, prices).filter(|_| alone);
+        self.foreseen = path.foreseen(&self.offers, prices).filter(|_| alone && !suspended);
         let Some(offer) = path.offer.and_then(|number| self.offers.all().get(number).copied()) else {
             return;
         };
@@ -544,7 +550,7 @@ impl Sequence {
         self.learn_of_offers(accepted, next, calibrations);
         let foreseen = self.foreseen.take().filter(|_| self.offers.behind == self.tokens.len());
         if let Some(foreseen) = foreseen {
-            foreseen.came((sent, verified, accepted), self.weight(now), worth);
+            foreseen.came(verified, accepted, self.weight(now), worth);
         }
         self.first_token.get_or_insert(now);
         let sources = self.proposals.iter().take(verified).map(|proposal| proposal.source);

@@ -41,7 +41,9 @@ fn fresh_prompts(policy: Policy, together: u32, prompt: u64) -> f64 {
     let arrivals =
         (0..8).map(|seq| (seq / together * every, Happening::Arrival(fresh(seq.into(), prompt, 200))));
     let report = common::run(&config, 0.85, arrivals.collect());
-    report.outcomes.values().filter_map(|outcome| outcome.ended_after).map(|after| after.as_secs_f64()).sum()
+    let ended: Vec<Duration> = report.outcomes.values().filter_map(|outcome| outcome.ended_after).collect();
+    assert_eq!(ended.len(), 8);
+    ended.iter().map(Duration::as_secs_f64).sum()
 }
 
 #[test]

@@ -7,6 +7,9 @@ use crate::source::{RoundPasses, SourceNeeds};
 /// Survival below which nothing is considered.
 pub(crate) const NEGLIGIBLE: f32 = 0.02;
 
+/// Rows that a sequence brings to a draft plan in any round: the last proposal that was accepted, and the token behind it.
+pub(crate) const ROUND_ROWS: usize = 2;
+
 /// Gain below which drafting is not begun: estimates are off by about as much, and not to draft is certain.
 pub(crate) const MIN_DRAFT_GAIN: f64 = 0.03;
 
@@ -242,7 +245,7 @@ impl Budget {
                     pass.add(*survival * candidate.weight, candidate.context);
                     rows += match depth {
                         0 if masked => behind + candidate.rows(),
-                        0 => candidate.rows(),
+                        0 => candidate.missing.clamp(1, ROUND_ROWS),
                         _ => behind,
                     };
                     reach.kv += candidate.context;

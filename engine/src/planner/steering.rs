@@ -310,11 +310,13 @@ impl Steering {
         rows.div_ceil(fits) as f64 * costs.verify.seconds(others + rows.min(fits), Reach::NONE)
     }
 
-    /// Seconds until so many rows of prompts are computed, in passes that are filled with them.
-    pub(super) fn least_prefill_s(&self, rows: usize, costs: &PartitionCosts) -> f64 {
-        let (full, rest) = (rows / self.max_pass_rows, rows % self.max_pass_rows);
-        let seconds = |rows| costs.verify.seconds(rows, Reach::NONE);
-        full as f64 * seconds(self.max_pass_rows) + if rest > 0 { seconds(rest) } else { 0.0 }
+    /// Seconds until so many rows of a prompt are computed, at most so many in a pass, if passes are filled beside those that decode.
+    pub(super) fn least_prefill_s(&self, rows: usize, most: Option<usize>, costs: &PartitionCosts) -> f64 {
+        let others = self.sequences;
+        let fits = self.max_pass_rows.saturating_sub(others).min(most.unwrap_or(usize::MAX)).max(1);
+        let seconds = |rows| costs.verify.seconds(others + rows, Reach::NONE);
+        let (full, rest) = (rows / fits, rows % fits);
+        full as f64 * seconds(fits) + if rest > 0 { seconds(rest) } else { 0.0 }
     }
 
     /// Rows of a pass that prompts fill while few wait.
@@ -425,7 +427,9 @@ impl Account {
             self.pass_s += NEW_TIME * (pass_s - self.pass_s);
         }
         let most_s = MOST_CREDIT * self.pass_s;
-        self.balance_s = (self.balance_s + CREDIT * round_s - lost_s).clamp(-most_s, most_s);
+        // What is invested may be lost all at once, behind credit that was spent before.
+        let least_s = -(MOST_CREDIT + MOST_INVESTED) * self.pass_s;
+        self.balance_s = (self.balance_s + CREDIT * round_s - lost_s).clamp(least_s, most_s);
         if self.balance_s >= most_s {
             self.times = 0;
         }
@@ -583,6 +587,24 @@ mod tests {
             lost_s > 0.5 * CREDIT * time_s && lost_s < 1.2 * CREDIT * time_s + 0.7,
             "{lost_s} of {time_s}"
         );
+    }
+
+    #[test]
+    fn what_is_invested_in_vain_is_bounded_too() {
+        let costs = [costs()];
+        let mut steering = Steering::new(&costs, 512);
+        let (mut time_s, mut lost_s, mut times) = (0.0, 0.0, 0);
+        for _ in 0..100_000 {
+            if steering.speculates() {
+                // As much as may be, and nobody stays until anything comes of it.
+                steering.drafted(2.0);
+                let granted = steering.invests(2.0);
+                steering.returns(granted);
+                (time_s, lost_s, times) = (time_s + 2.0, lost_s + 2.0, times + 1);
+            }
+            time_s += round(&mut steering, 0, 0);
+        }
+        assert!(times > 5 && lost_s < 1.2 * CREDIT * time_s + 2.0, "{lost_s} of {time_s}, {times} times");
     }
 
     #[test]

@@ -90,7 +90,7 @@ pub(super) fn as_transformers(
         }
     }
     let left_out = take_beyond(&mut all, model.vocab);
-    if let Some(needed) = needed_by_chats(&left_out, dir, &files)? {
+    if let Some(needed) = needed_by_chats(&left_out, dir, &files) {
         let problem = format!(
             "has the token {needed:?}, which chats need, behind the last id of the model, whose `vocab_size` in config.json is {}: tokenizer and \
              weights are not of the same model",
@@ -138,23 +138,17 @@ fn take_beyond(list: &mut Vec<Value>, vocab: usize) -> Vec<String> {
 }
 
 /// The first of these tokens that texts begin or end with, or that a chat template writes.
-fn needed_by_chats<'a>(
-    tokens: &'a [String],
-    dir: &Path,
-    files: &[Option<&Keys>],
-) -> Result<Option<&'a String>, ModelError> {
+fn needed_by_chats<'a>(tokens: &'a [String], dir: &Path, files: &[Option<&Keys>]) -> Option<&'a String> {
     if tokens.is_empty() {
-        return Ok(None);
+        return None;
     }
-    let templates = template_sources(dir)?;
+    // One that cannot be read is told of where chats are made of it.
+    let templates = template_sources(dir).unwrap_or_default();
     let ends =
         ["bos_token", "eos_token"].iter().flat_map(|end| files.iter().flatten().map(|file| file.get(end)));
     let ends: Vec<String> = ends.flatten().filter_map(text).collect();
-    let needs = |token: &&String| {
-        let written = !token.is_empty() && templates.iter().any(|template| template.contains(token.as_str()));
-        written || ends.contains(token)
-    };
-    Ok(tokens.iter().find(needs))
+    let written = |token: &str| templates.iter().any(|template| template.contains(token));
+    tokens.iter().find(|token| !token.is_empty() && (ends.contains(token) || written(token)))
 }
 
 fn class(named: Option<&str>, family: Architecture, tokenizer: &Value) -> Option<Class> {
