@@ -6,9 +6,8 @@
 //! tokens costs a few tokens; in the sequence's own text behind the last occurrence of its last [`GRAM`] tokens (prompt
 //! lookup). How far tokens agreed before is the confidence, calibrated as a draft's is.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-
-use rustc_hash::FxHashMap;
 
 use crate::portfolio::Offered;
 use crate::request::TokenId;
@@ -43,8 +42,8 @@ fn gram(tokens: &[TokenId; GRAM]) -> Gram {
 #[derive(Debug)]
 pub(crate) struct Lookup {
     prediction: Arc<[TokenId]>,
-    /// The place behind the first occurrence in the prediction.
-    predicted: FxHashMap<Gram, u32>,
+    /// The place behind the first occurrence in the prediction. Who writes that may not choose what its grams hash to.
+    predicted: HashMap<Gram, u32>,
     /// The place behind the last occurrence in the sequence's own text, as far as it is kept.
     seen: LastSeen,
     kept: usize,
@@ -131,7 +130,7 @@ struct Left {
 impl Lookup {
     /// Of a sequence whose first `prompt_len` tokens are its prompt, and which gets `max_new_tokens` at most.
     pub(crate) fn new(prediction: Arc<[TokenId]>, prompt_len: usize, max_new_tokens: usize) -> Lookup {
-        let mut predicted = FxHashMap::default();
+        let mut predicted = HashMap::new();
         let windows = prediction.windows(GRAM).filter_map(|window| window.first_chunk());
         for (place, window) in (GRAM as u32..).zip(windows) {
             predicted.entry(gram(window)).or_insert(place);

@@ -30,7 +30,7 @@ pub(super) async fn completions(
     for prompt in prompts {
         let (ids, text) = match prompt {
             Prompt::Ids(ids) => {
-                let text = echo.then(|| served.tokenizer.decode(&ids));
+                let text = if echo { Some(encoding::text(served, ids.clone()).await?) } else { None };
                 (ids, text)
             }
             Prompt::Text(text) => {

@@ -1,4 +1,4 @@
-//! Texts of requests to token ids. Long ones are tokenized beside the thread that serves everybody's streams, a few at a time, and no further
+//! Texts of requests to token ids, and back. Long ones are tokenized beside the thread that serves everybody's streams, a few at a time, and no further
 //! than they are of use.
 
 use std::sync::Arc;
@@ -13,6 +13,8 @@ use crate::pairs::Served;
 
 /// Longer texts go to another thread.
 const LONG_TEXT_BYTES: usize = 16 << 10;
+/// And more token ids.
+const MANY_IDS: usize = 4 << 10;
 
 /// Token ids of a prompt.
 ///
@@ -68,20 +70,40 @@ pub(super) async fn beginning(
     encoded(served, text, move |tokenizer, text| tokenizer.encode_beginning(text, most)).await
 }
 
+/// The text of token ids.
+///
+/// # Errors
+/// The thread that makes it panicked.
+pub(super) async fn text(served: &Arc<Served>, ids: Vec<TokenId>) -> Result<String, ApiError> {
+    aside(served, ids.len() > MANY_IDS, move |tokenizer| tokenizer.decode(&ids)).await
+}
+
 async fn encoded<T: Send + 'static>(
     served: &Arc<Served>,
     text: String,
     encode: impl FnOnce(&Tokenizer, &str) -> Result<T, ModelError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    if text.len() <= LONG_TEXT_BYTES {
-        return Ok(encode(&served.tokenizer, &text)?);
+    let long = text.len() > LONG_TEXT_BYTES;
+    Ok(aside(served, long, move |tokenizer| encode(tokenizer, &text)).await??)
+}
+
+/// Does work on another thread if it is long, and else here, behind everybody's streams.
+async fn aside<T: Send + 'static>(
+    served: &Arc<Served>,
+    long: bool,
+    work: impl FnOnce(&Tokenizer) -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    if !long {
+        // A request may have many short ones.
+        tokio::task::yield_now().await;
+        return Ok(work(&served.tokenizer));
     }
     let tokenizer = Arc::clone(&served.tokenizer);
     // None only if it were closed, which nobody does. The thread keeps the place: it works on when the client is gone.
     let place = Arc::clone(&served.encoding).acquire_owned().await.ok();
     let done = web::block(move || {
         let _place = place;
-        encode(&tokenizer, &text)
+        work(&tokenizer)
     });
-    Ok(done.await.map_err(|err| ApiError::internal(err.to_string(), "internal_error"))??)
+    done.await.map_err(|err| ApiError::internal(err.to_string(), "internal_error"))
 }

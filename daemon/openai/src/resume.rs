@@ -1,14 +1,20 @@
 //! `resume` of a request: goes on with an output of which the client has a part already, from a daemon that died or broke the stream off.
 //! What follows is what would have followed there, for a text depends on prompt, parameters and seed alone.
 
+use std::sync::Arc;
+
 use actix_web::web;
 use faser_config::fields::{Fault, FieldError};
 use faser_engine::TokenId;
 use faser_models::Grammar;
 
 use super::errors::ApiError;
+use crate::pairs::Served;
 
 pub(crate) const RESUME: &str = "resume";
+
+/// Tokens that a grammar follows in one turn.
+const AT_ONCE: usize = 1024;
 
 /// An output that goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,14 +56,21 @@ impl Resume {
 ///
 /// # Errors
 /// 400: they do not follow it.
-pub(super) async fn check_form(resume: &Resume, grammar: &Grammar) -> Result<(), ApiError> {
+pub(super) async fn check_form(served: &Served, resume: &Resume, grammar: &Grammar) -> Result<(), ApiError> {
     // The last is drawn again.
     let Some((_, tokens)) = resume.tokens().split_last() else { return Ok(()) };
     let (tokens, mut matcher) = (tokens.to_vec(), grammar.matcher());
+    // The thread keeps the place: it works on when the client is gone.
+    let place = Arc::clone(&served.encoding).acquire_owned().await.ok();
     let follows = web::block(move || {
+        let _place = place;
         let turn = matcher.turn();
-        let _turn = turn.take();
-        matcher.follows(&tokens)
+        // In between it is the turn of others who follow the same grammar.
+        let ends = (AT_ONCE..tokens.len()).step_by(AT_ONCE).chain([tokens.len()]);
+        ends.map(|end| &tokens[..end]).all(|tokens| {
+            let _turn = turn.take();
+            matcher.follows(tokens)
+        })
     });
     match follows.await {
         Ok(true) => Ok(()),

@@ -101,7 +101,7 @@ pub(super) async fn detokenize(
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
     let (served, ids) = app.asked(&request, payload, ids).await?;
-    Ok(HttpResponse::Ok().json(Detokenized { prompt: served.tokenizer.decode(&ids) }))
+    Ok(HttpResponse::Ok().json(Detokenized { prompt: encoding::text(served, ids).await? }))
 }
 
 /// Reads a request for the text of token ids.

@@ -7,7 +7,6 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::template_files::template_sources;
 use crate::config::Keys;
 use crate::{Architecture, ModelConfig, ModelError};
 
@@ -90,7 +89,7 @@ pub(super) fn as_transformers(
         }
     }
     let left_out = take_beyond(&mut all, model.vocab);
-    if let Some(needed) = needed_by_chats(&left_out, dir, &files) {
+    if let Some(needed) = left_out.iter().find(|token| !token.is_empty() && chats_need(token, dir, &files)) {
         let problem = format!(
             "has the token {needed:?}, which chats need, behind the last id of the model, whose `vocab_size` in config.json is {}: tokenizer and \
              weights are not of the same model",
@@ -137,18 +136,19 @@ fn take_beyond(list: &mut Vec<Value>, vocab: usize) -> Vec<String> {
     beyond
 }
 
-/// The first of these tokens that texts begin or end with, or that a chat template writes.
-fn needed_by_chats<'a>(tokens: &'a [String], dir: &Path, files: &[Option<&Keys>]) -> Option<&'a String> {
-    if tokens.is_empty() {
-        return None;
-    }
-    // One that cannot be read is told of where chats are made of it.
-    let templates = template_sources(dir).unwrap_or_default();
-    let ends =
-        ["bos_token", "eos_token"].iter().flat_map(|end| files.iter().flatten().map(|file| file.get(end)));
-    let ends: Vec<String> = ends.flatten().filter_map(text).collect();
-    let written = |token: &str| templates.iter().any(|template| template.contains(token));
-    tokens.iter().find(|token| !token.is_empty() && (ends.contains(token) || written(token)))
+/// Whether a text begins or ends with that token, or the chat template writes it.
+fn chats_need(token: &str, dir: &Path, files: &[Option<&Keys>]) -> bool {
+    let ends = ["bos_token", "eos_token"];
+    let is_end = |file: &&Keys| ends.iter().any(|end| file.get(end).and_then(text).as_deref() == Some(token));
+    let writes = |file: &&Keys| match file.get("chat_template") {
+        Some(Value::String(template)) => template.contains(token),
+        Some(Value::Array(named)) => {
+            named.iter().any(|one| one["template"].as_str().is_some_and(|template| template.contains(token)))
+        }
+        _ => false,
+    };
+    let of_its_own = || std::fs::read_to_string(dir.join("chat_template.jinja")).unwrap_or_default();
+    files.iter().flatten().any(|file| is_end(file) || writes(file)) || of_its_own().contains(token)
 }
 
 fn class(named: Option<&str>, family: Architecture, tokenizer: &Value) -> Option<Class> {

@@ -10,6 +10,7 @@ mod trials;
 
 use std::any::Any;
 use std::collections::VecDeque;
+use std::fmt::{self, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
@@ -19,8 +20,9 @@ use faser_engine::TokenId;
 use faser_models::{
     Grammar, GrammarCompiler, GrammarError, GrammarProgram, GrammarSource, GrammarVocabulary, Tokenizer,
 };
+use ring::digest::{Context, SHA256};
 use rustix::process::setpriority_process;
-use tokio::sync::{OnceCell, Semaphore, SemaphorePermit, oneshot};
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -97,13 +99,16 @@ pub struct Grammars {
     vocabulary: Arc<OnceLock<Result<GrammarVocabulary, GrammarError>>>,
     compiler: Arc<OnceLock<Result<GrammarCompiler, GrammarError>>>,
     trials: Arc<Trials>,
-    quick: Semaphore,
-    long: Semaphore,
-    compiling: Semaphore,
+    quick: Arc<Semaphore>,
+    long: Arc<Semaphore>,
+    compiling: Arc<Semaphore>,
     memory: Arc<Semaphore>,
-    /// By the text of their source, the latest last. Those who send one while it is being compiled wait for it together.
-    kept: Mutex<VecDeque<(String, Shared)>>,
+    /// By their source, the latest last. Those who send one while it is being compiled wait for it together.
+    kept: Mutex<VecDeque<(Key, Shared)>>,
 }
+
+/// The SHA-256 of a source: that itself may be as long as a request.
+type Key = [u8; 32];
 
 type Shared = Arc<OnceCell<Result<Grammar, FormatError>>>;
 
@@ -119,9 +124,9 @@ impl Grammars {
             compiler: Arc::default(),
             // By this name it is there also when its file has been replaced by that of a new version.
             trials: Arc::new(Trials::new(BINARY.get().cloned().unwrap_or_else(|| "/proc/self/exe".into()))),
-            quick: Semaphore::new(QUICK_AT_ONCE),
-            long: Semaphore::new(LONG_AT_ONCE),
-            compiling: Semaphore::new(COMPILED_AT_ONCE),
+            quick: Arc::new(Semaphore::new(QUICK_AT_ONCE)),
+            long: Arc::new(Semaphore::new(LONG_AT_ONCE)),
+            compiling: Arc::new(Semaphore::new(COMPILED_AT_ONCE)),
             memory: Arc::new(Semaphore::new((MAX_ALL_BYTES / UNIT_BYTES) as usize)),
             kept: Mutex::default(),
         }
@@ -137,7 +142,7 @@ impl Grammars {
     /// # Errors
     /// See [`FormatError`].
     pub async fn compile(&self, source: &GrammarSource) -> Result<Grammar, FormatError> {
-        let shared = self.shared(format!("{source:?}"));
+        let shared = self.shared(key(source));
         let compiled = shared.get_or_try_init(|| async {
             match self.made(source).await {
                 // That may be otherwise the next time.
@@ -156,11 +161,11 @@ impl Grammars {
             return Err(FormatError::TooLarge);
         }
         let memory = self.memory_of(bytes).await?;
-        Ok(self.compiled(program).await?.holding(memory))
+        self.compiled(program, memory).await
     }
 
     /// What is known, or will be, of a grammar.
-    fn shared(&self, key: String) -> Shared {
+    fn shared(&self, key: Key) -> Shared {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|(known, _)| *known == key);
         let spent = |shared: &Shared| matches!(shared.get(), Some(Ok(grammar)) if grammar.spent());
@@ -198,7 +203,9 @@ impl Grammars {
             Ok(Ok(Outcome::Fits { bytes })) => Ok(bytes),
             Ok(Ok(Outcome::Refused(error))) => Err(error.into()),
             Ok(Ok(Outcome::TooLarge)) => Err(FormatError::TooLarge),
-            Ok(Ok(Outcome::TooSlow)) | Err(_) => Err(FormatError::TooSlow),
+            Ok(Ok(Outcome::TooSlow)) => Err(FormatError::TooSlow),
+            // The machine had no time for it.
+            Err(_) => Err(FormatError::Busy),
             Ok(Err(error)) => Err(error),
         }
     }
@@ -242,12 +249,17 @@ impl Grammars {
         }
     }
 
-    /// Compiles what has been tried.
-    async fn compiled(&self, program: GrammarProgram) -> Result<Grammar, FormatError> {
-        let _turn = turn_in(&self.compiling).await?;
+    /// Compiles what has been tried, in this memory. The thread keeps that and its turn: it works on when the client is gone.
+    async fn compiled(
+        &self,
+        program: GrammarProgram,
+        memory: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Grammar, FormatError> {
+        let turn = turn_in(&self.compiling).await?;
         let (shared, vocabulary) = (Arc::clone(&self.compiler), Arc::clone(&self.vocabulary));
         let (tell, compiled) = oneshot::channel();
         let work = move || {
+            let _turn = turn;
             let _ = setpriority_process(None, NICE);
             let compiler = shared.get_or_init(|| match vocabulary.get() {
                 Some(Ok(vocabulary)) => GrammarCompiler::new(vocabulary),
@@ -255,6 +267,7 @@ impl Grammars {
                 None => Err(GrammarError::new("there is no vocabulary")),
             });
             let compiled = compiler.as_ref().map_err(Clone::clone).and_then(|it| it.compile(&program));
+            let compiled = compiled.map(|grammar| grammar.holding(memory));
             // Who waited may be gone.
             let _ = tell.send(compiled);
         };
@@ -267,9 +280,26 @@ impl Grammars {
     }
 }
 
+/// What a grammar is found by again.
+fn key(source: &GrammarSource) -> Key {
+    struct Digest(Context);
+    impl Write for Digest {
+        fn write_str(&mut self, text: &str) -> fmt::Result {
+            self.0.update(text.as_bytes());
+            Ok(())
+        }
+    }
+    let mut digest = Digest(Context::new(&SHA256));
+    // A digest takes all that it is given.
+    let _ = write!(digest, "{source:?}");
+    let mut key = Key::default();
+    key.copy_from_slice(digest.0.finish().as_ref());
+    key
+}
+
 /// A turn in one of the queues.
-async fn turn_in(queue: &Semaphore) -> Result<SemaphorePermit<'_>, FormatError> {
-    match timeout(TURN_WITHIN, queue.acquire()).await {
+async fn turn_in(queue: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, FormatError> {
+    match timeout(TURN_WITHIN, Arc::clone(queue).acquire_owned()).await {
         Ok(Ok(turn)) => Ok(turn),
         _ => Err(FormatError::Busy),
     }

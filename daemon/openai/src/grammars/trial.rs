@@ -102,9 +102,15 @@ fn report_ended(open: &mut Open) -> io::Result<()> {
             Some(signal) if slow.contains(&signal) => Outcome::TooSlow,
             _ => Outcome::TooLarge,
         };
-        frames::write(&mut io::stdout(), &Report { number, outcome })?;
+        report(number, outcome)?;
     }
     Ok(())
+}
+
+/// Tells how a trial ended. Standard output would write a frame in two if there is a line's end among the bytes of its length.
+fn report(number: u64, outcome: Outcome) -> io::Result<()> {
+    let mut out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    frames::write(&mut out, &Report { number, outcome })
 }
 
 /// What the forked process does. Its exit status.
@@ -126,7 +132,7 @@ fn attempt(compiler: &GrammarCompiler, program: &GrammarProgram, bounds: Bounds,
         Ok(Err(refused)) => Outcome::Refused(refused),
         Err(_) => return 1,
     };
-    i32::from(frames::write(&mut io::stdout(), &Report { number, outcome }).is_err())
+    i32::from(report(number, outcome).is_err())
 }
 
 /// Puts the bounds on this process.
