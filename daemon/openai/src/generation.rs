@@ -70,7 +70,7 @@ impl Generation {
             None => None,
         };
         if let (Some(resume), Some(grammar)) = (&self.parameters.resume, &grammar) {
-            check_form(served, resume, grammar).await?;
+            check_form(resume, grammar, &served.encoding).await?;
         }
         let sequences = self.open(served, grammar.as_ref()).await?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

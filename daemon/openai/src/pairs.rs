@@ -56,7 +56,7 @@ pub struct Served {
     pub max_context: usize,
     /// Whether priorities of requests count.
     pub priorities: bool,
-    /// Places for long texts that are being tokenized, which takes a core for a while.
+    /// Places for work that takes a core for a while, as to tokenize a long text.
     pub encoding: Arc<Semaphore>,
     /// The config that it was loaded by.
     pub config: Config,

@@ -7,9 +7,9 @@ use actix_web::web;
 use faser_config::fields::{Fault, FieldError};
 use faser_engine::TokenId;
 use faser_models::Grammar;
+use tokio::sync::Semaphore;
 
 use super::errors::ApiError;
-use crate::pairs::Served;
 
 pub(crate) const RESUME: &str = "resume";
 
@@ -52,16 +52,20 @@ impl Resume {
     }
 }
 
-/// Refuses tokens that the form of the output does not have.
+/// Refuses tokens that the form of the output does not have. It waits for a place, for it may take a core for a while.
 ///
 /// # Errors
 /// 400: they do not follow it.
-pub(super) async fn check_form(served: &Served, resume: &Resume, grammar: &Grammar) -> Result<(), ApiError> {
+pub(super) async fn check_form(
+    resume: &Resume,
+    grammar: &Grammar,
+    places: &Arc<Semaphore>,
+) -> Result<(), ApiError> {
     // The last is drawn again.
     let Some((_, tokens)) = resume.tokens().split_last() else { return Ok(()) };
     let (tokens, mut matcher) = (tokens.to_vec(), grammar.matcher());
     // The thread keeps the place: it works on when the client is gone.
-    let place = Arc::clone(&served.encoding).acquire_owned().await.ok();
+    let place = Arc::clone(places).acquire_owned().await.ok();
     let follows = web::block(move || {
         let _place = place;
         let turn = matcher.turn();
