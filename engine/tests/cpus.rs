@@ -20,6 +20,7 @@ fn served(policy: Policy, partitions: &[PartitionCosts], running: usize) -> Engi
         draft: DraftSource::model(9000),
         tuning: Tuning {
             max_running: running,
+            max_waiting: 1000,
             mechanisms: Mechanisms { lookup: false, ..Mechanisms::default() },
             ..config(policy.clone()).tuning
         },
@@ -102,13 +103,13 @@ fn lengths_are_worth_what_the_best_fixed_one_is_for_any_number_of_streams() {
             let seconds = |policy: Policy| {
                 let config = served(policy, &partitions, streams);
                 let requests = (0..8 * streams as u64).map(|seq| fresh(seq, 16, 128));
-                let Report { passes, .. } = common::run(&config, 0.83, at_once(requests));
+                let Report { passes, outcomes, .. } = common::run(&config, 0.83, at_once(requests));
+                assert!(outcomes.values().all(|outcome| outcome.tokens.len() == 128));
                 passes.iter().map(|pass| pass.ended.as_secs_f64()).fold(0.0, f64::max)
             };
             let fixed = [1, 2, 3, 4, 6].map(|k| seconds(Policy::Fixed { k }));
             let best = fixed.into_iter().fold(seconds(Policy::Off), f64::min);
             let faser = seconds(Policy::Faser);
-
             assert!(faser < 1.035 * best, "{name}, {streams} streams: {faser} beside {fixed:?}");
         }
     }
