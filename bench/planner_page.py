@@ -128,11 +128,11 @@ def floor(simulator, seeds):
 
 
 def swing(simulator, seeds):
-    """Load that swings about a mean of 3 requests a second: `fixed:6` at its best size, `faser`, and what is left."""
+    """Load that swings about a mean of 3 requests a second for ten minutes: `fixed:6` at its best size, `faser`, and what is left."""
     jobs = {}
     for preset in PRESETS:
         for seed in (6, 7, *seeds):
-            common = ["--preset", preset, "--arrivals", "swing", "--rates", 3, "--seed", seed]
+            common = ["--preset", preset, "--arrivals", "swing", "--rates", 3, "--duration", 600, "--seed", seed]
             for size in [384, *SIZES]:
                 sized = [*common, "--max-pass-rows", size, "--full-passes"]
                 jobs[preset, seed, size] = simulator.submit(["fixed:6"], *sized)

@@ -40,7 +40,7 @@ pub(super) struct Head {
 }
 
 /// An answer being written.
-pub(super) trait Answer {
+pub(super) trait Answer: Send {
     /// The answer to a request that does not stream.
     fn whole(self: Box<Self>, choices: Vec<Choice>) -> Bytes;
 

@@ -9,7 +9,7 @@ use super::bounds::Shape;
 use super::chunks::Chunks;
 use super::conversation::{EFFORT, EFFORTS, VERBOSITIES, VERBOSITY, conversation, template_word};
 use super::errors::ApiError;
-use super::generation::{Generation, Prompt};
+use super::generation::{Echo, Generation, Prompt};
 use super::params::{Parameters, PromptTokens, parameters};
 use super::resume::RESUME;
 use super::tools::tools;
@@ -28,7 +28,7 @@ pub(super) async fn chat(
     let reasoning = served.reasoning_behind(&prompt, &parameters);
     let PromptTokens { add_special, kept } = parameters.prompt_tokens;
     let ids = encoding::prompt(served, prompt, add_special.unwrap_or(false), kept).await?;
-    let prompts = vec![Prompt { ids: ids.into(), echo: None }];
+    let prompts = vec![Prompt { ids: ids.into(), echo: Echo::Nothing }];
     let generation = Generation { shape: Shape::Chat, prompts, parameters, reasoning, max_new_tokens: None };
     generation.respond(served, app.limits.write_timeout, Chunks::answer).await
 }

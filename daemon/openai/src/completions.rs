@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::bounds::Shape;
 use super::chunks::Chunks;
 use super::errors::ApiError;
-use super::generation::{self, Generation};
+use super::generation::{self, Echo, Generation};
 use super::params::{Kept, Parameters, PromptTokens, parameters, token_id, token_ids};
 use super::resume::RESUME;
 use super::{Bounds, encoding};
@@ -28,17 +28,14 @@ pub(super) async fn completions(
     let add_special = add_special.unwrap_or(true);
     let mut encoded = Vec::with_capacity(prompts.len());
     for prompt in prompts {
-        let (ids, text) = match prompt {
-            Prompt::Ids(ids) => {
-                let text = if echo { Some(encoding::text(served, ids.clone()).await?) } else { None };
-                (ids, text)
-            }
+        let (ids, echo) = match prompt {
+            Prompt::Ids(ids) => (ids, if echo { Echo::Tokens } else { Echo::Nothing }),
             Prompt::Text(text) => {
-                let again = echo.then(|| text.clone());
+                let again = if echo { Echo::Text(text.clone()) } else { Echo::Nothing };
                 (encoding::prompt(served, text, add_special, kept).await?, again)
             }
         };
-        encoded.push(generation::Prompt { ids: ids.into(), echo: text });
+        encoded.push(generation::Prompt { ids: ids.into(), echo });
     }
     let generation = Generation {
         shape: Shape::Completion,

@@ -29,6 +29,11 @@ use crate::text_sequence::{Ending, Piece, SequenceError, Span, TextSequence, Tok
 /// The header of an answer that says by which seed it was drawn: with it another server can go on with the answer.
 const SEED: &str = "x-seed";
 
+/// Log-probabilities of prompts in an answer at most: with 20 in each place those of some 50,000 tokens.
+const MAX_REPEATED: usize = 1 << 20;
+/// An answer that lists more tokens is written on another thread.
+const MANY_LISTED: usize = 1 << 10;
+
 /// Everything a request asks for.
 pub(super) struct Generation {
     pub(super) shape: Shape,
@@ -43,8 +48,16 @@ pub(super) struct Generation {
 /// A prompt.
 pub(super) struct Prompt {
     pub(super) ids: Arc<[TokenId]>,
-    /// Its text, if answers begin with it.
-    pub(super) echo: Option<String>,
+    pub(super) echo: Echo,
+}
+
+/// What answers repeat of their prompt.
+pub(super) enum Echo {
+    Nothing,
+    /// It, as it was sent.
+    Text(String),
+    /// What its tokens decode to.
+    Tokens,
 }
 
 impl Generation {
@@ -56,7 +69,8 @@ impl Generation {
         patience: Duration,
         write: impl FnOnce(Head) -> Box<dyn Answer>,
     ) -> Result<HttpResponse, ApiError> {
-        self.cut(served);
+        self.cut(served).await?;
+        self.check_repeated()?;
         self.ban(served)?;
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
         let grammar = match &self.parameters.form {
@@ -116,22 +130,50 @@ impl Generation {
         }
         let choices = choices.map(|(sequence, reader)| collected(sequence, reader));
         let choices = futures_util::future::try_join_all(choices).await?;
-        Ok(HttpResponse::Ok()
-            .insert_header(seed)
-            .content_type("application/json")
-            .body(answer.whole(choices)))
+        let listed: usize =
+            choices.iter().flat_map(|choice| &choice.parts).map(|(_, tokens)| tokens.len()).sum();
+        let whole = encoding::aside(served, listed > MANY_LISTED, move |_| answer.whole(choices)).await?;
+        Ok(HttpResponse::Ok().insert_header(seed).content_type("application/json").body(whole))
     }
 
-    /// Leaves of each prompt what the request wants of it.
-    fn cut(&mut self, served: &Served) {
+    /// Leaves of each prompt what the request wants of it, and has its text where that is repeated as it decodes.
+    async fn cut(&mut self, served: &Arc<Served>) -> Result<(), ApiError> {
         let output = self.parameters.max_new_tokens.or(self.max_new_tokens).unwrap_or(1);
         for prompt in &mut self.prompts {
             let kept = self.parameters.prompt_tokens.kept.of(&prompt.ids, served.max_context, output);
             if let Some(ids) = kept {
-                prompt.echo = prompt.echo.take().map(|_| served.tokenizer.decode(&ids));
                 prompt.ids = ids;
+                if let Echo::Text(_) = prompt.echo {
+                    prompt.echo = Echo::Tokens;
+                }
+            }
+            // With log-probabilities they are repeated one by one.
+            if let (Echo::Tokens, None) = (&prompt.echo, self.parameters.logprobs) {
+                prompt.echo = Echo::Text(encoding::text(served, prompt.ids.to_vec()).await?);
             }
         }
+        Ok(())
+    }
+
+    /// Refuses more log-probabilities of prompts than an answer has room for: unlike those of an output they take next to no time to make.
+    ///
+    /// # Errors
+    /// 400: there are too many.
+    fn check_repeated(&self) -> Result<(), ApiError> {
+        let Some(top) = self.parameters.logprobs else { return Ok(()) };
+        let repeated = self.prompts.iter().filter(|prompt| !matches!(prompt.echo, Echo::Nothing));
+        let (tokens, Choices(n)) =
+            (repeated.map(|prompt| prompt.ids.len()).sum::<usize>(), self.parameters.n);
+        let all = tokens.saturating_mul(n).saturating_mul(top + 1);
+        if all <= MAX_REPEATED {
+            return Ok(());
+        }
+        let problem = format!(
+            "with `echo` asks for {all} log-probabilities of prompts: {tokens} tokens, `n` is {n}, {} in each place; {MAX_REPEATED} are taken \
+             at most: ask for fewer, or send the prompts by themselves",
+            top + 1
+        );
+        Err(FieldError::new("logprobs", Fault::Value, problem).into())
     }
 
     /// Has the sampler keep to the tokens that the request allows.
@@ -160,7 +202,12 @@ impl Generation {
             None => Vec::new(),
         };
         let open = |prompt: &Prompt, number| {
-            let (ids, echo) = (Arc::clone(&prompt.ids), prompt.echo.clone());
+            let ids = Arc::clone(&prompt.ids);
+            let echo = match &prompt.echo {
+                Echo::Nothing => None,
+                Echo::Text(text) => Some(text.clone()),
+                Echo::Tokens => Some(String::new()),
+            };
             let opening = Opening {
                 number,
                 max_new_tokens: self.max_new_tokens,

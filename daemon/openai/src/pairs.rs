@@ -225,7 +225,7 @@ impl Served {
             logprobs,
             constraint,
         };
-        let mut sequence = TextSequence::new(&self.tokenizer, reading);
+        let mut sequence = TextSequence::new(&self.tokenizer, reading).await;
         match sequence.ended() {
             None => {
                 let asks = Asked {

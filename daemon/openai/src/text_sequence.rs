@@ -9,6 +9,9 @@ use faser_models::{Channel, Detokenizer, ReasoningParser, Tokenizer};
 use crate::request_trace::SequenceTrace;
 use crate::stop::StopMatcher;
 
+/// Tokens that are read in one turn of a thread that serves others too: prompts that are repeated, outputs that go on.
+const AT_ONCE: usize = 1024;
+
 /// A running sequence. Dropping it cancels the request.
 pub struct TextSequence {
     /// `None` once the sequence has ended or a stop string was seen.
@@ -17,6 +20,8 @@ pub struct TextSequence {
     stop: StopMatcher,
     reasoning: Option<ReasoningParser>,
     reading: Reading,
+    /// The prompt where it is repeated token by token: how it is read, and how many of its tokens were.
+    repeating: Option<(Detokenizer, usize)>,
     /// What came before anybody asked for it.
     ahead: Option<Option<Update>>,
     /// The last of the tokens that the client has already: it is the first to be drawn.
@@ -175,7 +180,7 @@ pub enum SequenceError {
 
 impl TextSequence {
     /// Reads tokens as text, behind those that the client has already.
-    pub fn new(tokenizer: &Arc<Tokenizer>, mut reading: Reading) -> TextSequence {
+    pub async fn new(tokenizer: &Arc<Tokenizer>, mut reading: Reading) -> TextSequence {
         let received = std::mem::take(&mut reading.received);
         let mut sequence = TextSequence {
             tokens: None,
@@ -185,6 +190,7 @@ impl TextSequence {
             stop: StopMatcher::new(std::mem::take(&mut reading.stops), reading.include_stop),
             reasoning: reading.reasoning.take(),
             reading,
+            repeating: None,
             ahead: None,
             again: received.last().copied(),
             shown_before: Vec::new(),
@@ -198,7 +204,14 @@ impl TextSequence {
         };
         if !received.is_empty() {
             let mut spans = sequence.prompt();
-            received.into_iter().for_each(|token| sequence.take(token, Origin::Target, &mut spans));
+            while sequence.repeating.is_some() {
+                tokio::task::yield_now().await;
+                spans.extend(sequence.prompt());
+            }
+            for tokens in received.chunks(AT_ONCE) {
+                tokens.iter().for_each(|&token| sequence.take(token, Origin::Target, &mut spans));
+                tokio::task::yield_now().await;
+            }
             sequence.shown_before = spans;
         }
         sequence
@@ -255,6 +268,10 @@ impl TextSequence {
             };
             let mut spans = self.prompt();
             match update {
+                update if self.repeating.is_some() => {
+                    self.ahead = Some(update);
+                    tokio::task::yield_now().await;
+                }
                 None => return Err(self.broken(SequenceError::Ended)),
                 Some(Update::Tokens(emitted)) => {
                     for emitted in emitted {
@@ -274,36 +291,36 @@ impl TextSequence {
         }
     }
 
-    /// The prompt, if it is to be repeated and was not.
+    /// What is next of the prompt, if it is to be repeated: all of its text, or with log-probabilities the next of its tokens. More follows as
+    /// long as it is being repeated.
     fn prompt(&mut self) -> Vec<Span> {
-        let Some(mut text) = self.reading.echo.take() else { return Vec::new() };
-        let mut spans = Vec::new();
-        if self.reading.logprobs.is_some() {
+        let span = |text, logprob| Span { text, channel: Channel::Content, origin: Origin::Target, logprob };
+        if let Some(text) = self.reading.echo.take() {
+            if self.reading.logprobs.is_none() {
+                self.characters = text.chars().count();
+                return if text.is_empty() { Vec::new() } else { vec![span(text, None)] };
+            }
             // Places are counted in what the tokens decode to, so that is the text.
-            text.clear();
-            let prompt = Arc::clone(&self.reading.prompt);
-            let mut detokenizer = self.detokenizer.again();
-            for (position, &token) in prompt.iter().enumerate() {
-                let logprob = self.token_logprob(token, position);
-                let piece = detokenizer.push(token).unwrap_or_default();
-                self.characters += piece.chars().count();
-                text.push_str(&piece);
-                spans.push(Span {
-                    text: String::new(),
-                    channel: Channel::Content,
-                    origin: Origin::Target,
-                    logprob,
-                });
-            }
-            text.push_str(&detokenizer.finish());
+            self.repeating = Some((self.detokenizer.again(), 0));
         }
-        self.characters = text.chars().count();
-        match spans.first_mut() {
-            Some(first) => first.text = text,
-            None if text.is_empty() => {}
-            None => {
-                spans.push(Span { text, channel: Channel::Content, origin: Origin::Target, logprob: None });
-            }
+        let Some((mut detokenizer, begun)) = self.repeating.take() else { return Vec::new() };
+        let prompt = Arc::clone(&self.reading.prompt);
+        let end = prompt.len().min(begun + AT_ONCE);
+        let mut spans = Vec::with_capacity(end - begun);
+        for (position, &token) in prompt.iter().enumerate().take(end).skip(begun) {
+            let logprob = self.token_logprob(token, position);
+            let text = detokenizer.push(token).unwrap_or_default();
+            self.characters += text.chars().count();
+            spans.push(span(text, logprob));
+        }
+        if end < prompt.len() {
+            self.repeating = Some((detokenizer, end));
+            return spans;
+        }
+        let rest = detokenizer.finish();
+        self.characters += rest.chars().count();
+        if !rest.is_empty() {
+            spans.push(span(rest, None));
         }
         spans
     }

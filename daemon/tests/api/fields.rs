@@ -71,6 +71,44 @@ async fn a_repeated_prompt_is_scored_with_and_without_output() {
 }
 
 #[actix_web::test]
+async fn a_long_prompt_is_repeated_in_parts_that_make_up_the_whole() {
+    let (client, served) = client_of!(daemon(""));
+    // Characters of two bytes, which are broken wherever a part ends.
+    let prompt = "aü".repeat(850);
+    let body = json!({"prompt": prompt, "echo": true, "logprobs": 1, "seed": 5, "max_tokens": 3});
+    let whole = ok!(client, "/v1/completions", body);
+    let (text, told) = (text_of(&whole).to_owned(), &whole["choices"][0]["logprobs"]);
+    assert!(text.starts_with(&prompt), "{text}");
+    let offsets: Vec<u64> =
+        told["text_offset"].as_array().unwrap().iter().map(|place| place.as_u64().unwrap()).collect();
+    assert_eq!(offsets.len(), prompt.len() + 3);
+    for place in 0..prompt.len() {
+        let expected = 2 * (place / 3) as u64 + u64::from(place % 3 > 0);
+        assert_eq!(offsets[place], expected, "{place}");
+    }
+    assert_eq!(offsets[prompt.len()], 1700);
+    let (_, sent) = post!(client, "/v1/completions", with(&body, &json!({"stream": true})));
+    let events = events(&sent);
+    let longest = events.iter().filter_map(|event| event["choices"][0]["logprobs"]["tokens"].as_array());
+    assert_eq!(longest.map(Vec::len).max(), Some(1024));
+    assert_eq!(streamed(&events, 0), (text.clone(), told.clone()));
+    // Of two choices, cut at its end, and of ids: as they decode.
+    let two = ok!(client, "/v1/completions", with(&body, &json!({"n": 2, "return_token_ids": true})));
+    assert_eq!(two["choices"][0]["logprobs"], *told);
+    let ids = &two["choices"][0]["prompt_token_ids"];
+    let cut = json!({"truncate_prompt_tokens": 9, "logprobs": null});
+    for prompt in [json!(prompt), ids.clone()] {
+        let body = with(&with(&body, &cut), &json!({"prompt": prompt}));
+        let answer = ok!(client, "/v1/completions", body);
+        assert!(text_of(&answer).starts_with("aüaüaü"), "{answer}");
+        assert_eq!(answer["usage"]["prompt_tokens"], 9);
+    }
+    let of_ids = ok!(client, "/v1/completions", with(&body, &json!({"prompt": ids})));
+    assert_eq!(of_ids["choices"], whole["choices"]);
+    close(&served).await;
+}
+
+#[actix_web::test]
 async fn choices_share_the_prompt_and_have_seeds_of_their_own() {
     let (client, served) = client_of!(daemon(""));
     let prompt = "a prompt of several blocks, whose keys and values are there once for all its choices";

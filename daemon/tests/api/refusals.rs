@@ -6,6 +6,9 @@ use super::*;
 async fn bad_requests_are_refused_in_openais_shape_and_disturb_nothing() {
     let (client, served) = client_of!(daemon(""));
     let too_long = json!({"prompt": vec![1; 100], "max_tokens": 1_000_000});
+    // More than a million of them: 64 prompts of 49 tokens, 16 times, with 20 in each place and the token.
+    let scores =
+        json!({"prompt": vec![vec![1; 49]; 64], "echo": true, "logprobs": 20, "n": 16, "max_tokens": 0});
     for (path, body, status, code, param) in [
         (
             "/v1/completions",
@@ -46,6 +49,7 @@ async fn bad_requests_are_refused_in_openais_shape_and_disturb_nothing() {
         ("/v1/completions", json!({"prompt": vec!["x"; 65]}), 400, "invalid_value", json!("prompt")),
         ("/v1/completions", json!({"prompt": ""}), 400, "context_length_exceeded", json!("prompt")),
         ("/v1/completions", too_long, 400, "context_length_exceeded", json!("prompt")),
+        ("/v1/completions", scores, 400, "invalid_value", json!("logprobs")),
         ("/v1/completions", json!({"prompt": "x", "model": "other"}), 404, "model_not_found", json!("model")),
         ("/v1/completions", json!([]), 400, "invalid_type", json!(null)),
         ("/v1/chat/completions", json!({}), 400, "missing_required_parameter", json!("messages")),

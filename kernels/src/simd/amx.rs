@@ -119,6 +119,14 @@ pub(crate) unsafe fn one_block(
     }
 }
 
+/// Memory that will be read soon: so many lines of it are asked for in each step. Nothing has to be there.
+#[derive(Clone, Copy)]
+pub(crate) struct Soon {
+    pub(crate) from: *const bf16,
+    /// One or more.
+    pub(crate) lines: usize,
+}
+
 /// Adds to the sums of two blocks, a full one and one of `rows` rows, some steps of one panel: two tiles of the first block, then the
 /// second's.
 ///
@@ -129,6 +137,7 @@ pub(crate) unsafe fn two_blocks(
     steps: usize,
     x: [*const bf16; 2],
     panel: *const bf16,
+    soon: Soon,
     sums: &mut [f32; 4 * SUMS],
 ) {
     let config = config([TILE, TILE, rows, rows, TILE, rows, TILE, TILE]);
@@ -146,7 +155,12 @@ pub(crate) unsafe fn two_blocks(
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{panel} + {row}*2 + 64]",
             "tdpbf16ps tmm1, tmm4, tmm7",
-            ahead!("panel"),
+            "mov {left}, {lines}",
+            "3:",
+            "prefetcht1 [{soon}]",
+            "add {soon}, 64",
+            "dec {left}",
+            "jnz 3b",
             "tileloadd tmm5, [{second} + {row}*1]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
@@ -165,6 +179,9 @@ pub(crate) unsafe fn two_blocks(
             first = inout(reg) x[0] => _,
             second = inout(reg) x[1] => _,
             panel = inout(reg) panel => _,
+            soon = inout(reg) soon.from => _,
+            lines = in(reg) soon.lines,
+            left = out(reg) _,
             steps = inout(reg) steps => _,
             sums = in(reg) sums.as_mut_ptr(),
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,

@@ -16,7 +16,7 @@ use super::conversation::{
     EFFORT, EFFORTS, MAX_CALLS, MAX_MESSAGES, VERBOSITIES, VERBOSITY, arguments, template_word, variables,
 };
 use super::errors::ApiError;
-use super::generation::{Generation, Prompt};
+use super::generation::{Echo, Generation, Prompt};
 use super::params::{Kept, Parameters, parameters};
 use super::tools::tools;
 use super::{Bounds, encoding};
@@ -47,7 +47,7 @@ pub(super) async fn create(
     drop(conversation);
     let reasoning = served.reasoning_behind(&prompt, &parameters);
     let ids = encoding::prompt(served, prompt, false, Kept::All).await?;
-    let prompts = vec![Prompt { ids: ids.into(), echo: None }];
+    let prompts = vec![Prompt { ids: ids.into(), echo: Echo::Nothing }];
     let generation =
         Generation { shape: Shape::Response, prompts, parameters, reasoning, max_new_tokens: None };
     let write = |head| Writer::answer(head, *echoed);

@@ -3,7 +3,7 @@
 use super::strip::{Job, Strips};
 use crate::memory::{DEPTH, PANEL};
 use crate::simd::Simd;
-use crate::simd::amx::{SUMS, TILE, one_block, two_blocks};
+use crate::simd::amx::{SUMS, Soon, TILE, one_block, two_blocks};
 use half::bf16;
 use std::ops::Range;
 
@@ -43,6 +43,9 @@ pub(super) unsafe fn compute<S: Simd>(s: S, strips: Strips<'_>, weights: &[bf16]
 
 /// Steps of a panel that all rows go through before the next: they stay in the cache.
 const RUN: usize = 32;
+/// Weights of a line of memory, and lines of a step of a panel.
+const LINE: usize = 64 / size_of::<bf16>();
+const STEP_LINES: usize = PANEL * DEPTH / LINE;
 
 /// Rows in blocks, the last one with what is left.
 pub(super) fn blocks(rows: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> {
@@ -114,12 +117,18 @@ impl<S: Simd> Tiles<'_, S, bf16> {
         sums.as_flattened_mut().fill(0.0);
         for step in (0..all_steps).step_by(RUN) {
             let steps = RUN.min(all_steps - step);
+            let weights = panel[step * PANEL * DEPTH..].as_ptr();
+            // The next run is asked for meanwhile, by each pair its part; where there is one pair alone, what is a few steps ahead.
+            let ahead = if sums.len() > 1 { RUN } else { 4 };
+            let lines = STEP_LINES.div_ceil(sums.len());
+            let mut soon = Soon { from: weights.wrapping_add(ahead * PANEL * DEPTH), lines };
             for ((rows, x), sums) in pairs().zip(x.chunks(2 * block)).zip(&mut *sums) {
                 let x = [&x[step * TILE * DEPTH..], &x[block + step * TILE * DEPTH..]].map(<[bf16]>::as_ptr);
                 // SAFETY: blocks and panel have so many steps left.
                 unsafe {
-                    two_blocks(rows.len() - TILE, steps, x, panel[step * PANEL * DEPTH..].as_ptr(), sums);
+                    two_blocks(rows.len() - TILE, steps, x, weights, soon, sums);
                 }
+                soon.from = soon.from.wrapping_add(steps * lines * LINE);
             }
         }
         for (rows, sums) in pairs().zip(sums) {
