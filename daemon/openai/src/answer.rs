@@ -19,6 +19,17 @@ pub(super) struct Choice {
     pub(super) ending: Ending,
 }
 
+impl Choice {
+    /// About what it takes in an answer: most of it are its log-probabilities.
+    pub(super) fn rough_bytes(&self) -> usize {
+        let tokens = |token: &TokenLogprob| 32 * (2 + token.logprobs.as_ref().map_or(0, |all| all.top.len()));
+        self.parts
+            .iter()
+            .map(|(part, listed)| part.text().len() + listed.iter().map(tokens).sum::<usize>())
+            .sum()
+    }
+}
+
 /// What is known of an answer before there is any of it.
 pub(super) struct Head {
     pub(super) tokens: LogprobShape,

@@ -161,6 +161,14 @@ pub(super) struct AnswerMessage {
 }
 
 impl Part {
+    /// The text that it has.
+    pub(super) fn text(&self) -> &str {
+        match self {
+            Part::Content(text) | Part::Reasoning(text) | Part::Arguments { text, .. } => text,
+            Part::Call { .. } => "",
+        }
+    }
+
     /// What a chunk of a chat's stream says of it.
     pub(super) fn delta(&self) -> Value {
         match self {

@@ -88,7 +88,7 @@ async fn encoded<T: Send + 'static>(
 }
 
 /// Does work on another thread if it is long, and else here, behind everybody's streams.
-pub(super) async fn aside<T: Send + 'static>(
+async fn aside<T: Send + 'static>(
     served: &Arc<Served>,
     long: bool,
     work: impl FnOnce(&Tokenizer) -> T + Send + 'static,

@@ -12,6 +12,7 @@ use faser_config::fields::{Fault, FieldError};
 use faser_engine::TokenId;
 use faser_models::{Channel, Grammar, GrammarSource, ReasoningStart};
 use futures_util::stream::{self, SelectAll, Stream, StreamExt};
+use tokio::sync::Semaphore;
 
 use super::answer::{Answer, Choice, Head};
 use super::answer_usage::Place;
@@ -21,6 +22,7 @@ use super::encoding;
 use super::errors::ApiError;
 use super::logprob_shapes::LogprobShape;
 use super::params::{ALLOWED, BAD_WORDS, Choices, Parameters};
+use super::repeated::{Echo, Repeated};
 use super::resume::{Resume, check_form};
 use super::slow::Watched;
 use crate::pairs::{Opening, Served};
@@ -29,10 +31,9 @@ use crate::text_sequence::{Ending, Piece, SequenceError, Span, TextSequence, Tok
 /// The header of an answer that says by which seed it was drawn: with it another server can go on with the answer.
 const SEED: &str = "x-seed";
 
-/// Log-probabilities of prompts in an answer at most: with 20 in each place those of some 50,000 tokens.
-const MAX_REPEATED: usize = 1 << 20;
-/// An answer that lists more tokens is written on another thread.
-const MANY_LISTED: usize = 1 << 10;
+/// Longer answers are written on other threads, a few at a time.
+const LONG_ANSWER_BYTES: usize = 256 << 10;
+static PLACES_TO_WRITE: Semaphore = Semaphore::const_new(2);
 
 /// Everything a request asks for.
 pub(super) struct Generation {
@@ -51,15 +52,6 @@ pub(super) struct Prompt {
     pub(super) echo: Echo,
 }
 
-/// What answers repeat of their prompt.
-pub(super) enum Echo {
-    Nothing,
-    /// It, as it was sent.
-    Text(String),
-    /// What its tokens decode to.
-    Tokens,
-}
-
 impl Generation {
     /// Answers the request in the way that `write` makes; a stream of which nothing is taken for `patience` is cut off. Dropping the future, or the body of the answer,
     /// cancels its sequences.
@@ -70,9 +62,8 @@ impl Generation {
         write: impl FnOnce(Head) -> Box<dyn Answer>,
     ) -> Result<HttpResponse, ApiError> {
         self.cut(served).await?;
-        self.check_repeated()?;
         self.ban(served)?;
-        let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum();
+        let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum::<usize>();
         let grammar = match &self.parameters.form {
             Some(form) => {
                 let behind = served.reasoning.zip(self.reasoning).map(|(format, start)| {
@@ -103,6 +94,7 @@ impl Generation {
             let ids = self.prompts.iter().flat_map(|prompt| std::iter::repeat_n(&prompt.ids, n));
             ids.cloned().collect()
         });
+        let prompt_ids = if self.parameters.return_token_ids { n * prompt_tokens } else { 0 };
         let answer = write(Head {
             tokens,
             model,
@@ -130,50 +122,29 @@ impl Generation {
         }
         let choices = choices.map(|(sequence, reader)| collected(sequence, reader));
         let choices = futures_util::future::try_join_all(choices).await?;
-        let listed: usize =
-            choices.iter().flat_map(|choice| &choice.parts).map(|(_, tokens)| tokens.len()).sum();
-        let whole = encoding::aside(served, listed > MANY_LISTED, move |_| answer.whole(choices)).await?;
+        let whole = written(answer, choices, prompt_ids).await?;
         Ok(HttpResponse::Ok().insert_header(seed).content_type("application/json").body(whole))
     }
 
     /// Leaves of each prompt what the request wants of it, and has its text where that is repeated as it decodes.
     async fn cut(&mut self, served: &Arc<Served>) -> Result<(), ApiError> {
         let output = self.parameters.max_new_tokens.or(self.max_new_tokens).unwrap_or(1);
+        let mut repeated = Repeated::default();
         for prompt in &mut self.prompts {
             let kept = self.parameters.prompt_tokens.kept.of(&prompt.ids, served.max_context, output);
-            if let Some(ids) = kept {
-                prompt.ids = ids;
-                if let Echo::Text(_) = prompt.echo {
-                    prompt.echo = Echo::Tokens;
-                }
+            // With log-probabilities tokens are repeated one by one.
+            let as_sent = kept.is_none() && self.parameters.logprobs.is_none();
+            prompt.ids = kept.unwrap_or_else(|| Arc::clone(&prompt.ids));
+            match &prompt.echo {
+                Echo::Text(_) if !as_sent => prompt.echo = Echo::Tokens,
+                _ => {}
             }
-            // With log-probabilities they are repeated one by one.
             if let (Echo::Tokens, None) = (&prompt.echo, self.parameters.logprobs) {
                 prompt.echo = Echo::Text(encoding::text(served, prompt.ids.to_vec()).await?);
             }
+            repeated.add(prompt, &self.parameters)?;
         }
         Ok(())
-    }
-
-    /// Refuses more log-probabilities of prompts than an answer has room for: unlike those of an output they take next to no time to make.
-    ///
-    /// # Errors
-    /// 400: there are too many.
-    fn check_repeated(&self) -> Result<(), ApiError> {
-        let Some(top) = self.parameters.logprobs else { return Ok(()) };
-        let repeated = self.prompts.iter().filter(|prompt| !matches!(prompt.echo, Echo::Nothing));
-        let (tokens, Choices(n)) =
-            (repeated.map(|prompt| prompt.ids.len()).sum::<usize>(), self.parameters.n);
-        let all = tokens.saturating_mul(n).saturating_mul(top + 1);
-        if all <= MAX_REPEATED {
-            return Ok(());
-        }
-        let problem = format!(
-            "with `echo` asks for {all} log-probabilities of prompts: {tokens} tokens, `n` is {n}, {} in each place; {MAX_REPEATED} are taken \
-             at most: ask for fewer, or send the prompts by themselves",
-            top + 1
-        );
-        Err(FieldError::new("logprobs", Fault::Value, problem).into())
     }
 
     /// Has the sampler keep to the tokens that the request allows.
@@ -212,6 +183,7 @@ impl Generation {
                 number,
                 max_new_tokens: self.max_new_tokens,
                 echo,
+                sequences: n * self.prompts.len(),
                 prediction: predicted.clone(),
                 grammar,
                 reasoning: self.reasoning,
@@ -276,6 +248,24 @@ fn check_left(sampling: &Sampling, vocab: usize, ends: &[TokenId]) -> Result<(),
     }
     let problem = "leaves no token that `bad_words` and `min_tokens` do not forbid";
     Err(FieldError::new(name, Fault::Value, problem).into())
+}
+
+/// The answer, and the ids that it has of prompts.
+///
+/// # Errors
+/// The thread that writes it panicked.
+async fn written(answer: Box<dyn Answer>, choices: Vec<Choice>, ids: usize) -> Result<web::Bytes, ApiError> {
+    let size: usize = choices.iter().map(Choice::rough_bytes).sum();
+    if size + 8 * ids <= LONG_ANSWER_BYTES {
+        return Ok(answer.whole(choices));
+    }
+    // None only if it were closed, which nobody does. The thread keeps the place: it works on when the client is gone.
+    let place = PLACES_TO_WRITE.acquire().await.ok();
+    let written = web::block(move || {
+        let _place = place;
+        answer.whole(choices)
+    });
+    written.await.map_err(|err| ApiError::internal(err.to_string(), "internal_error"))
 }
 
 async fn collected(mut sequence: TextSequence, mut reader: Reader) -> Result<Choice, SequenceError> {

@@ -28,6 +28,7 @@ mod openapi;
 pub mod pairs;
 pub mod params;
 pub mod random;
+mod repeated;
 mod request_trace;
 mod responses;
 pub mod resume;

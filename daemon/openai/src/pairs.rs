@@ -24,7 +24,7 @@ use crate::names::Names;
 use crate::params::Parameters;
 use crate::request_trace::{Asked, SequenceTrace};
 use crate::resume::{RESUME, Resume};
-use crate::text_sequence::{Reading, TextSequence};
+use crate::text_sequence::{AT_ONCE, Reading, TextSequence};
 
 /// A model pair, ready to take prompts.
 pub struct Served {
@@ -77,6 +77,8 @@ pub struct Opening<'a> {
     pub max_new_tokens: Option<usize>,
     /// What its text begins with.
     pub echo: Option<String>,
+    /// How many sequences its request has.
+    pub sequences: usize,
     /// What the client expects.
     pub prediction: Vec<TokenId>,
     /// What its text follows.
@@ -166,7 +168,7 @@ impl Served {
         parameters: &Parameters,
         opening: Opening<'_>,
     ) -> Result<TextSequence, ApiError> {
-        let Opening { number, max_new_tokens, echo, prediction, grammar, reasoning } = opening;
+        let Opening { number, max_new_tokens, echo, sequences, prediction, grammar, reasoning } = opening;
         let rest = self.max_context.saturating_sub(prompt.len()).max(1);
         let mut stop_tokens = self.ends(parameters);
         let constraint = grammar.map(|grammar| Arc::new(Constraint::new(grammar.clone())));
@@ -198,6 +200,7 @@ impl Served {
             min_tokens,
             prompt: Arc::clone(prompt),
             echo,
+            at_once: AT_ONCE.div_ceil(sequences.max(1) * (1 + parameters.logprobs.unwrap_or(0))),
             prompt_only: max_new_tokens == 0,
             logprobs: logprobs.clone(),
             all_tokens: parameters.lists_tokens(),

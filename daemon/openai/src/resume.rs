@@ -10,11 +10,9 @@ use faser_models::Grammar;
 use tokio::sync::Semaphore;
 
 use super::errors::ApiError;
+use crate::text_sequence::AT_ONCE;
 
 pub(crate) const RESUME: &str = "resume";
-
-/// Tokens that a grammar follows in one turn.
-const AT_ONCE: usize = 1024;
 
 /// An output that goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use faser_models::{Channel, Detokenizer, ReasoningParser, Tokenizer};
 use crate::request_trace::SequenceTrace;
 use crate::stop::StopMatcher;
 
-/// Tokens that are read in one turn of a thread that serves others too: prompts that are repeated, outputs that go on.
-const AT_ONCE: usize = 1024;
+/// Tokens that a thread that serves others too reads in one turn: prompts that are repeated, outputs that go on.
+pub(crate) const AT_ONCE: usize = 1024;
 
 /// A running sequence. Dropping it cancels the request.
 pub struct TextSequence {
@@ -61,6 +61,8 @@ pub struct Reading {
     pub prompt: Arc<[TokenId]>,
     /// The prompt as text, if text begins with it; with log-probabilities it begins with what the prompt's tokens decode to.
     pub echo: Option<String>,
+    /// So many of its tokens are repeated in one turn, if they are repeated with log-probabilities.
+    pub at_once: usize,
     /// The prompt alone is wanted: no token of output is shown or counted.
     pub prompt_only: bool,
     /// Log-probabilities, if they are wanted.
@@ -261,17 +263,18 @@ impl TextSequence {
                 }
                 return Ok(Some(Piece::End(Box::new(ending))));
             }
+            if self.repeating.is_some() {
+                tokio::task::yield_now().await;
+            }
             let Some(tokens) = &mut self.tokens else { return Ok(None) };
             let update = match self.ahead.take() {
                 Some(update) => update,
                 None => tokens.next().await,
             };
-            let mut spans = self.prompt();
+            // What broke off before there was anything has no log-probabilities of its prompt.
+            let mut spans = if goes_on(update.as_ref()) { self.prompt() } else { Vec::new() };
             match update {
-                update if self.repeating.is_some() => {
-                    self.ahead = Some(update);
-                    tokio::task::yield_now().await;
-                }
+                update if self.repeating.is_some() => self.ahead = Some(update),
                 None => return Err(self.broken(SequenceError::Ended)),
                 Some(Update::Tokens(emitted)) => {
                     for emitted in emitted {
@@ -305,7 +308,7 @@ impl TextSequence {
         }
         let Some((mut detokenizer, begun)) = self.repeating.take() else { return Vec::new() };
         let prompt = Arc::clone(&self.reading.prompt);
-        let end = prompt.len().min(begun + AT_ONCE);
+        let end = prompt.len().min(begun + self.reading.at_once.max(1));
         let mut spans = Vec::with_capacity(end - begun);
         for (position, &token) in prompt.iter().enumerate().take(end).skip(begun) {
             let logprob = self.token_logprob(token, position);
@@ -478,6 +481,17 @@ impl TextSequence {
     fn broken(&mut self, err: SequenceError) -> SequenceError {
         self.tokens = None;
         err
+    }
+}
+
+/// Whether an update is none that breaks a sequence off.
+fn goes_on(update: Option<&Update>) -> bool {
+    match update {
+        None => false,
+        Some(Update::Tokens(_)) => true,
+        Some(Update::Finished { reason, .. }) => {
+            matches!(reason, FinishReason::StopToken(_) | FinishReason::Length)
+        }
     }
 }
 

@@ -140,6 +140,7 @@ pub(crate) unsafe fn two_blocks(
     soon: Soon,
     sums: &mut [f32; 4 * SUMS],
 ) {
+    debug_assert!(soon.lines > 0);
     let config = config([TILE, TILE, rows, rows, TILE, rows, TILE, TILE]);
     // SAFETY: reads what the caller promises and the config, writes the sums.
     unsafe {

@@ -1,0 +1,97 @@
+//! What answers repeat of their prompts. It takes next to no time to make, unlike an output, so that it has bounds.
+
+use faser_config::fields::{Fault, FieldError};
+
+use super::errors::ApiError;
+use super::generation::Prompt;
+use super::params::{Choices, Parameters};
+use super::resume::Resume;
+
+/// Over all prompts and choices of a request: bytes of text, token ids, and log-probabilities, of which a place has those of the likeliest
+/// tokens and its own. Each takes some 100 bytes while an answer is written.
+const MAX_TEXT_BYTES: usize = 64 << 20;
+const MAX_IDS: usize = 4 << 20;
+const MAX_LOGPROBS: usize = 1 << 20;
+
+/// What an answer begins with.
+pub(super) enum Echo {
+    Nothing,
+    /// The prompt as it was sent, or as its tokens decode.
+    Text(String),
+    /// What its tokens decode to, which is not known yet.
+    Tokens,
+}
+
+/// How much an answer repeats.
+#[derive(Default)]
+pub(super) struct Repeated {
+    text_bytes: usize,
+    ids: usize,
+    logprobs: usize,
+}
+
+impl Repeated {
+    /// Counts a prompt.
+    ///
+    /// # Errors
+    /// 400: it is one too many.
+    pub(super) fn add(&mut self, prompt: &Prompt, parameters: &Parameters) -> Result<(), ApiError> {
+        let Choices(n) = parameters.n;
+        let tokens = n * prompt.ids.len();
+        let resumed = parameters.resume.as_ref().is_some_and(|resume| !Resume::tokens(resume).is_empty());
+        if parameters.return_token_ids {
+            self.ids += tokens;
+        }
+        match (&prompt.echo, parameters.logprobs) {
+            (Echo::Nothing, _) => {}
+            (Echo::Text(text), None) => self.text_bytes += n * text.len(),
+            // A client that goes on has them.
+            (_, Some(top)) if !resumed => self.logprobs += tokens * (top + 1),
+            _ => {}
+        }
+        let bounds = [
+            ("echo", "bytes of prompts", self.text_bytes, MAX_TEXT_BYTES),
+            ("return_token_ids", "ids of prompts", self.ids, MAX_IDS),
+            ("logprobs", "log-probabilities of prompts", self.logprobs, MAX_LOGPROBS),
+        ];
+        match bounds.into_iter().find(|(_, _, found, most)| found > most) {
+            None => Ok(()),
+            Some((field, what, found, most)) => {
+                let problem = format!(
+                    "asks for {found} {what} and more, over all prompts and choices; an answer has {most} at most: send fewer prompts at a \
+                     time, or ask for less of each"
+                );
+                Err(FieldError::new(field, Fault::Value, problem).into())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resume::Received;
+
+    /// How many prompts of 1000 tokens and 100,000 bytes are taken, up to 5,000.
+    fn taken(echo: fn() -> Echo, parameters: &Parameters) -> usize {
+        let mut repeated = Repeated::default();
+        let prompt = Prompt { ids: vec![1; 1000].into(), echo: echo() };
+        (0..5000).take_while(|_| repeated.add(&prompt, parameters).is_ok()).count()
+    }
+
+    #[test]
+    fn what_is_repeated_has_bounds_and_what_is_not_has_none() {
+        let text = || Echo::Text("x".repeat(100_000));
+        let plain = Parameters { n: Choices(2), ..Parameters::default() };
+        assert_eq!(taken(|| Echo::Nothing, &plain), 5000);
+        assert_eq!(taken(text, &plain), MAX_TEXT_BYTES / 200_000);
+        let ids = Parameters { return_token_ids: true, ..plain.clone() };
+        assert_eq!(taken(|| Echo::Nothing, &ids), MAX_IDS / 2000);
+        let scores = Parameters { logprobs: Some(4), ..plain };
+        assert_eq!(taken(|| Echo::Nothing, &scores), 5000);
+        assert_eq!(taken(|| Echo::Tokens, &scores), MAX_LOGPROBS / (2000 * 5));
+        let received = Received::Tokens(vec![1]);
+        let resumed = Parameters { resume: Some(Resume { received, choice: 0 }), ..scores };
+        assert_eq!(taken(|| Echo::Tokens, &resumed), 5000);
+    }
+}
