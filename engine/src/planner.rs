@@ -751,10 +751,16 @@ impl Planner {
         StepPrice { all, each: each as f32 }
     }
 
-    /// Steps that a sequence may draft beyond those that it is to have, where so many run and passes have so many rows.
+    /// Steps that a sequence may draft beyond those that it is to have, where so many run and passes have so many rows. They end where a row of
+    /// the pass takes longer than its draft step: behind such an edge rows cost more than the price that ends drafting says.
     pub(crate) fn further_steps(&self, running: usize, most_rows: usize) -> usize {
-        let spare = most_rows.saturating_sub(self.planned_rows);
-        if self.ends_drafting() && running == 1 { FURTHER_STEPS.min(spare) } else { 0 }
+        let Some(costs) = self.partitions.first().filter(|_| self.ends_drafting() && running == 1) else {
+            return 0;
+        };
+        let verify_s = |rows| costs.verify.seconds(rows, Reach::NONE);
+        let step_s = costs.draft.seconds(1, Reach::NONE);
+        let cheap = |rows: &usize| verify_s(rows + 1) - verify_s(*rows) <= step_s;
+        (self.planned_rows..most_rows).take(FURTHER_STEPS).take_while(cheap).count()
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of

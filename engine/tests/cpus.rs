@@ -114,3 +114,40 @@ fn lengths_are_worth_what_the_best_fixed_one_is_for_any_number_of_streams() {
         }
     }
 }
+
+/// As whole numbers go in vectors, five rows at a time: what one row, five and six take is measured (an Intel Xeon, int8). Rows, and us.
+const BLOCKS: [(usize, u64); 12] = [
+    (2, 38_480),
+    (4, 40_270),
+    (5, 42_390),
+    (6, 50_490),
+    (8, 53_290),
+    (9, 56_070),
+    (10, 58_260),
+    (12, 58_510),
+    (14, 66_870),
+    (32, 90_000),
+    (64, 143_000),
+    (512, 900_000),
+];
+
+#[test]
+fn one_sequence_alone_drafts_no_further_than_to_the_edge_of_a_step() {
+    let points = |points: &[(usize, u64)]| {
+        let points: Vec<_> = points.iter().map(|&(rows, us)| (rows, Duration::from_micros(us))).collect();
+        PassCost::new(&points, AttentionCost::default())
+    };
+    let draft = points(&[(2, 4470), (5, 4730), (6, 6450), (16, 9000), (512, 150_000)]);
+    let partitions = [PartitionCosts { draft, verify: points(&BLOCKS) }];
+    for acceptance in [0.6, 0.75, 0.83, 0.9] {
+        let seconds = |policy: Policy| {
+            let config = served(policy, &partitions, 1);
+            let report = common::run(&config, acceptance, at_once((0..16).map(|seq| fresh(seq, 16, 128))));
+            report.passes.iter().map(|pass| pass.ended.as_secs_f64()).fold(0.0, f64::max)
+        };
+        let fixed = [2, 3, 4, 6].map(|k| seconds(Policy::Fixed { k }));
+        let best = fixed.into_iter().fold(f64::MAX, f64::min);
+        let faser = seconds(Policy::Faser);
+        assert!(faser < 1.02 * best, "acceptance {acceptance}: {faser} beside {fixed:?}");
+    }
+}
