@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::bounds::Shape;
 use super::chunks::Chunks;
 use super::errors::ApiError;
-use super::generation::{self, Generation};
+use super::generation::Generation;
 use super::params::{Kept, Parameters, PromptTokens, parameters, token_id, token_ids};
-use super::repeated::Echo;
+use super::prompt::Echo;
 use super::resume::RESUME;
 use super::{Bounds, encoding};
 use crate::app::App;
@@ -36,7 +36,7 @@ pub(super) async fn completions(
                 (encoding::prompt(served, text, add_special, kept).await?, again)
             }
         };
-        encoded.push(generation::Prompt { ids: ids.into(), echo });
+        encoded.push(super::prompt::Prompt { ids: ids.into(), echo });
     }
     let generation = Generation {
         shape: Shape::Completion,

@@ -22,7 +22,7 @@ use super::encoding;
 use super::errors::ApiError;
 use super::logprob_shapes::LogprobShape;
 use super::params::{ALLOWED, BAD_WORDS, Choices, Parameters};
-use super::repeated::{Echo, Repeated};
+use super::prompt::{Echo, Prompt, Repeated};
 use super::resume::{Resume, check_form};
 use super::slow::Watched;
 use crate::pairs::{Opening, Served};
@@ -44,12 +44,6 @@ pub(super) struct Generation {
     pub(super) reasoning: Option<ReasoningStart>,
     /// Tokens per sequence when the request does not say; `None` is the rest of the context.
     pub(super) max_new_tokens: Option<usize>,
-}
-
-/// A prompt.
-pub(super) struct Prompt {
-    pub(super) ids: Arc<[TokenId]>,
-    pub(super) echo: Echo,
 }
 
 impl Generation {

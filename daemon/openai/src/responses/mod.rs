@@ -16,9 +16,9 @@ use super::conversation::{
     EFFORT, EFFORTS, MAX_CALLS, MAX_MESSAGES, VERBOSITIES, VERBOSITY, arguments, template_word, variables,
 };
 use super::errors::ApiError;
-use super::generation::{Generation, Prompt};
+use super::generation::Generation;
 use super::params::{Kept, Parameters, parameters};
-use super::repeated::Echo;
+use super::prompt::{Echo, Prompt};
 use super::tools::tools;
 use super::{Bounds, encoding};
 use crate::app::App;

@@ -1,9 +1,11 @@
-//! What answers repeat of their prompts. It takes next to no time to make, unlike an output, so that it has bounds.
+//! Prompts as they are computed, and what answers repeat of them: that takes next to no time to make, unlike an output, so that it has bounds.
+
+use std::sync::Arc;
 
 use faser_config::fields::{Fault, FieldError};
+use faser_engine::TokenId;
 
 use super::errors::ApiError;
-use super::generation::Prompt;
 use super::params::{Choices, Parameters};
 use super::resume::Resume;
 
@@ -12,6 +14,12 @@ use super::resume::Resume;
 const MAX_TEXT_BYTES: usize = 64 << 20;
 const MAX_IDS: usize = 4 << 20;
 const MAX_LOGPROBS: usize = 1 << 20;
+
+/// A prompt.
+pub(super) struct Prompt {
+    pub(super) ids: Arc<[TokenId]>,
+    pub(super) echo: Echo,
+}
 
 /// What an answer begins with.
 pub(super) enum Echo {
