@@ -244,7 +244,7 @@ fn check_left(sampling: &Sampling, vocab: usize, ends: &[TokenId]) -> Result<(),
     Err(FieldError::new(name, Fault::Value, problem).into())
 }
 
-/// The answer, and the ids that it has of prompts.
+/// Writes an answer that is not streamed, with so many ids of prompts.
 ///
 /// # Errors
 /// The thread that writes it panicked.
