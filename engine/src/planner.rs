@@ -760,7 +760,7 @@ impl Planner {
         let verify_s = |rows| costs.verify.seconds(rows, Reach::NONE);
         let step_s = costs.draft.seconds(1, Reach::NONE);
         let cheap = |rows: &usize| verify_s(rows + 1) - verify_s(*rows) <= step_s;
-        (self.planned_rows..most_rows).take(FURTHER_STEPS).take_while(cheap).count()
+        (self.planned_rows.max(1)..most_rows).take(FURTHER_STEPS).take_while(cheap).count()
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of

@@ -24,7 +24,7 @@ use crate::names::Names;
 use crate::params::Parameters;
 use crate::request_trace::{Asked, SequenceTrace};
 use crate::resume::{RESUME, Resume};
-use crate::text_sequence::{AT_ONCE, Reading, TextSequence};
+use crate::text_sequence::{AT_ONCE, LEAST_AT_ONCE, Reading, TextSequence};
 
 /// A model pair, ready to take prompts.
 pub struct Served {
@@ -200,7 +200,8 @@ impl Served {
             min_tokens,
             prompt: Arc::clone(prompt),
             echo,
-            at_once: AT_ONCE.div_ceil(sequences.max(1) * (1 + parameters.logprobs.unwrap_or(0))),
+            at_once: (AT_ONCE / (sequences.max(1) * (1 + parameters.logprobs.unwrap_or(0))))
+                .max(LEAST_AT_ONCE),
             prompt_only: max_new_tokens == 0,
             logprobs: logprobs.clone(),
             all_tokens: parameters.lists_tokens(),

@@ -11,6 +11,8 @@ use crate::stop::StopMatcher;
 
 /// Tokens that a thread that serves others too reads in one turn: prompts that are repeated, outputs that go on.
 pub(crate) const AT_ONCE: usize = 1024;
+/// And of each of many sequences at least: each turn is an event of a stream.
+pub(crate) const LEAST_AT_ONCE: usize = 16;
 
 /// A running sequence. Dropping it cancels the request.
 pub struct TextSequence {

@@ -119,7 +119,7 @@ impl<S: Simd> Tiles<'_, S, bf16> {
             let steps = RUN.min(all_steps - step);
             let weights = panel[step * PANEL * DEPTH..].as_ptr();
             // The next run is asked for meanwhile, by each pair its part; where there is one pair alone, what is a few steps ahead.
-            let ahead = if sums.len() > 1 { RUN } else { 4 };
+            let ahead = if sums.len() > 1 { steps } else { 4 };
             let lines = STEP_LINES.div_ceil(sums.len());
             let mut soon = Soon { from: weights.wrapping_add(ahead * PANEL * DEPTH), lines };
             for ((rows, x), sums) in pairs().zip(x.chunks(2 * block)).zip(&mut *sums) {
