@@ -10,7 +10,7 @@ use super::params::{Choices, Parameters};
 use super::resume::Resume;
 
 /// Over all prompts and choices of a request: bytes of text, token ids, and log-probabilities, of which a place has those of the likeliest
-/// tokens and its own: one takes some 100 bytes of memory while an answer is written.
+/// tokens and its own.
 const MAX_TEXT_BYTES: usize = 64 << 20;
 const MAX_IDS: usize = 4 << 20;
 const MAX_LOGPROBS: usize = 1 << 20;
