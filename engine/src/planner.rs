@@ -751,16 +751,17 @@ impl Planner {
         StepPrice { all, each: each as f32 }
     }
 
-    /// Steps that a sequence may draft beyond those that it is to have, where so many run and passes have so many rows. They end where a row of
-    /// the pass takes longer than its draft step: behind such an edge rows cost more than the price that ends drafting says.
+    /// Steps that a sequence may draft beyond those that it is to have, where so many run and passes have so many rows. They end at an edge of
+    /// the pass: a row there takes longer than its draft step and twice what rows take thereabouts, by which the price that ends drafting goes.
     pub(crate) fn further_steps(&self, running: usize, most_rows: usize) -> usize {
         let Some(costs) = self.partitions.first().filter(|_| self.ends_drafting() && running == 1) else {
             return 0;
         };
         let verify_s = |rows| costs.verify.seconds(rows, Reach::NONE);
-        let step_s = costs.draft.seconds(1, Reach::NONE);
-        let cheap = |rows: &usize| verify_s(rows + 1) - verify_s(*rows) <= step_s;
-        (self.planned_rows.max(1)..most_rows).take(FURTHER_STEPS).take_while(cheap).count()
+        let planned = self.planned_rows.max(1);
+        let edge_s = costs.draft.seconds(1, Reach::NONE).max(2.0 * costs.verify.row_seconds(planned));
+        let before_edge = |rows: &usize| verify_s(rows + 1) - verify_s(*rows) <= edge_s;
+        (planned..most_rows).take(FURTHER_STEPS).take_while(before_edge).count()
     }
 
     /// Sets the price of a second: the highest goodput this round can have. What maximises tokens less that price of

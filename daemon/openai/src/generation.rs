@@ -129,9 +129,8 @@ impl Generation {
             // With log-probabilities tokens are repeated one by one.
             let as_sent = kept.is_none() && self.parameters.logprobs.is_none();
             prompt.ids = kept.unwrap_or_else(|| Arc::clone(&prompt.ids));
-            match &prompt.echo {
-                Echo::Text(_) if !as_sent => prompt.echo = Echo::Tokens,
-                _ => {}
+            if matches!(prompt.echo, Echo::Text(_)) && !as_sent {
+                prompt.echo = Echo::Tokens;
             }
             if let (Echo::Tokens, None) = (&prompt.echo, self.parameters.logprobs) {
                 prompt.echo = Echo::Text(encoding::text(served, prompt.ids.to_vec()).await?);

@@ -9,7 +9,7 @@ use faser_models::{Channel, Detokenizer, ReasoningParser, Tokenizer};
 use crate::request_trace::SequenceTrace;
 use crate::stop::StopMatcher;
 
-/// Tokens that a thread that serves others too reads in one turn: prompts that are repeated, outputs that go on.
+/// Tokens that are read before it is the turn of others: of outputs that go on, and of prompts that are repeated so many log-probabilities.
 pub(crate) const AT_ONCE: usize = 1024;
 /// And of each of many sequences at least: each turn is an event of a stream.
 pub(crate) const LEAST_AT_ONCE: usize = 16;
