@@ -15,6 +15,8 @@ use crate::view::Totals;
 
 /// Rows that a plan under a verify pass may catch up with: few, so that what is ready is at hand whenever the pass ends.
 const ROWS_AHEAD: usize = 64;
+/// Rows to catch up with for each token to come are told apart to one in so many.
+const ROWS_PER_TOKEN: usize = 1024;
 /// Draft plans of a round that may be as long as a plan can be, at most.
 const MOST_LONG_PLANS: usize = 8;
 /// Share of displaced rows up to which a round may have more than one: where more prompts wait, those come first.
@@ -218,7 +220,8 @@ impl Engine {
         }
         let prefill = prefill.min(self.prefill_limit(decoding));
         let rows = (decoding + prefill).min(self.config.max_pass_rows);
-        (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows, awaited, most))
+        let pass_rows = self.config.max_pass_rows;
+        (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows, awaited, most, pass_rows))
     }
 
     /// Tokens without draft KV, where they are so many that they may take more than a round.
@@ -289,6 +292,27 @@ impl Engine {
         }
     }
 
+    /// The order in which sequences get rows of a draft plan: the longest admitted first, behind those that decode those in prefill, if these draft
+    /// along. Where costs decide, who is far behind comes later the more rows it has to catch up with for each token to come: what it holds up
+    /// drafts sooner, and the rows bring more.
+    fn order_drafts(&self, running: &[SeqId], along: bool, order: &mut Vec<(usize, usize, SeqId)>) {
+        order.clear();
+        let predicts = self.planner.policy().traits().predicts;
+        for (place, seq) in running.iter().enumerate() {
+            let Some(sequence) = self.sequences.get(seq) else { continue };
+            let rank = match sequence.decoding() {
+                true if predicts => {
+                    (ROWS_PER_TOKEN * self.long_way(sequence)) / self.to_come(sequence).max(1)
+                }
+                true => 0,
+                false if along => usize::MAX,
+                false => continue,
+            };
+            order.push((rank, place, *seq));
+        }
+        order.sort_unstable();
+    }
+
     /// The plan of those that draft, or one that only catches up, by so many rows.
     fn plan_drafts(&mut self, execution: Execution, only_catches_up: Option<usize>) -> Option<DraftPlan> {
         let wish = self.wish(match execution {
@@ -312,13 +336,12 @@ impl Engine {
             Lengths::Same(k) => k > 0 && !self.config.draft.needs().hidden_states,
             Lengths::Goodput => false,
         };
-        for drafting in [true, false].into_iter().take(1 + usize::from(along)) {
-            for &seq in &running {
-                if self.sequences.get(&seq).is_some_and(|sequence| sequence.decoding() == drafting) {
-                    self.add_draft_chunk(seq, &wish, (&mut rows_left, &mut long_rows_left), &mut plan);
-                }
-            }
+        let mut order = std::mem::take(&mut self.draft_order);
+        self.order_drafts(&running, along, &mut order);
+        for &(.., seq) in &order {
+            self.add_draft_chunk(seq, &wish, (&mut rows_left, &mut long_rows_left), &mut plan);
         }
+        self.draft_order = order;
         self.running = running;
         self.send_drafts(plan, execution)
     }

@@ -96,6 +96,8 @@ pub struct Engine {
     pub(crate) output_length: OutputLength,
     /// Rows of draft plans of this round that only caught up.
     pub(crate) caught_up: usize,
+    /// Sequences in the order in which they draft, behind what puts them there: kept for its buffer.
+    pub(crate) draft_order: Vec<(usize, usize, SeqId)>,
     /// The plans that are out, as the cost tables see them.
     pub(crate) draft_shape: PassShape,
     pub(crate) verify_shape: PassShape,
@@ -146,6 +148,7 @@ impl Engine {
             draft_due: Duration::ZERO,
             output_length: OutputLength::default(),
             caught_up: 0,
+            draft_order: Vec::new(),
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),
             pruning: Pruning::new(

@@ -639,8 +639,9 @@ impl Planner {
         let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) else {
             return 0.0;
         };
-        let seconds = |rows| costs.draft.seconds(rows, Reach::NONE);
-        let caught_up_s = seconds(shape.rows) - seconds(shape.rows.saturating_sub(rows).max(1));
+        // Of the pass that has them, their part by rows: who drafts beside them waits for what they are there for.
+        let first_s = costs.draft.seconds(shape.rows, Reach::NONE);
+        let caught_up_s = first_s * rows as f64 / shape.rows.max(1) as f64;
         let whole_s = self.predicted_draft(shape).unwrap_or_default().as_secs_f64();
         let share = (caught_up_s / whole_s.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0);
         self.steering.invests(share * believed_s)
@@ -696,19 +697,24 @@ impl Planner {
         observe(&mut self.catch_up_row_s, first_s / rows as f64);
     }
 
-    /// Rows of a draft plan that may be of sequences with far to catch up, while others wait for it, at most `most`: as many as take no longer
-    /// than the next verify pass, of `rows` rows, or than one that prompts fill, unless a first token is `awaited`. To catch up sooner takes no
-    /// more time in all, and less where rows are cheaper by the many: what bounds it is the gap that others see, and prompts may make that.
+    /// Rows of draft plans that may be of sequences with far to catch up, while others wait for them, at most `most`, in plans of `pass_rows`: as many as
+    /// take no longer than the next verify pass, of `rows` rows, or than one that prompts fill, unless a first token is `awaited`. To catch up sooner
+    /// takes no more time in all, and less where rows are cheaper by the many: what bounds it is the gap that others see, and prompts may make that.
     /// Where there are no tables, as many as take as long as verify passes did in the mean.
-    pub(crate) fn long_rows(&self, rows: usize, awaited: bool, most: usize) -> usize {
+    pub(crate) fn long_rows(&self, rows: usize, awaited: bool, most: usize, pass_rows: usize) -> usize {
         let most = most.max(LEAST_LONG_ROWS);
         if let Some(costs) = self.whole() {
             let rows = if awaited { rows } else { rows.max(self.steering.smallest_size()) };
             let pass_s = costs.verify.seconds(rows, Reach::NONE);
+            let plans_s = |rows: usize| {
+                let (full, rest) = (rows / pass_rows, rows % pass_rows);
+                let rest_s = if rest > 0 { costs.draft.seconds_of_one(rest) } else { 0.0 };
+                full as f64 * costs.draft.seconds_of_one(pass_rows) + rest_s
+            };
             let (mut fits, mut beyond) = (LEAST_LONG_ROWS, most + 1);
             while beyond - fits > LONG_ROWS_STEP {
                 let middle = fits.midpoint(beyond);
-                let within = costs.draft.seconds_of_one(middle) <= pass_s;
+                let within = plans_s(middle) <= pass_s;
                 *(if within { &mut fits } else { &mut beyond }) = middle;
             }
             fits

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use common::{at_once, request, undivided};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
+use faser_engine::record::PassRecord;
 use faser_engine::sim::{Happening, Outcome, Report, SimDevice};
 use faser_engine::survival::Source;
 use faser_engine::{
-    EngineConfig, FinishReason, Handling, K_LIMIT, LaneKind, Mechanisms, Policy, Refusal, Request, SeqId,
-    Slo, SpeculationMode, Tuning, Usage,
+    DraftSource, EngineConfig, FinishReason, Handling, K_LIMIT, LaneKind, Mechanisms, Policy, Refusal,
+    Request, SeqId, Slo, SpeculationMode, Tuning, Usage,
 };
 
 fn config(policy: Policy) -> EngineConfig {
@@ -382,6 +383,69 @@ fn a_prompt_of_many_small_passes_is_caught_up_with_in_one_round() {
     // Its prefill takes five passes beside the other's rows; the last brings its first token.
     let begins = proposals.iter().position(|&k| k > 0);
     assert!(begins.is_some_and(|begins| begins <= 6), "{proposals:?}");
+}
+
+/// However many plans catch up in front of a round's drafts, together they take no longer than a pass.
+#[test]
+fn plans_that_catch_up_in_one_round_take_no_longer_than_a_pass() {
+    let verify = PassCost::linear(16_000, 10, AttentionCost::default());
+    let config = EngineConfig {
+        max_pass_rows: 64,
+        max_context: 1200,
+        target_blocks: 200,
+        draft: DraftSource::model(200),
+        partitions: vec![PartitionCosts {
+            draft: PassCost::linear(5000, 1, AttentionCost::default()),
+            verify: verify.clone(),
+        }],
+        ..cold(Policy::Budget)
+    };
+    let long = (Duration::from_secs(1), Happening::Arrival(request(2, vec![4; 1000], 150)));
+    let simulation = common::simulation(&config, 0.8).in_detail();
+    let report = simulation.run(at_once([request(1, vec![1; 8], 300)]).into_iter().chain([long]));
+    let (mut longest, mut together, mut plans) = (Duration::ZERO, Duration::ZERO, 0);
+    for pass in &report.passes {
+        let catches_up = pass.chunks.iter().any(|chunk| chunk.seq == SeqId(2) && chunk.rows > 16);
+        match pass.lane {
+            LaneKind::Verify => together = Duration::ZERO,
+            LaneKind::Draft if catches_up => {
+                together += pass.ended - pass.began;
+                plans += 1;
+            }
+            LaneKind::Draft => {}
+        }
+        longest = longest.max(together);
+    }
+    // And the last plan's further steps.
+    assert!(plans > 8 && longest < Duration::from_millis(16 + 8), "{plans} plans, {longest:?}");
+}
+
+/// Rows to catch up with go where they bring the most: who came first with a long prompt lets a short one begin to draft.
+#[test]
+fn a_short_prompt_is_caught_up_with_before_a_long_one() {
+    let config = EngineConfig {
+        max_pass_rows: 64,
+        max_context: 1200,
+        target_blocks: 200,
+        draft: DraftSource::model(200),
+        partitions: vec![PartitionCosts {
+            draft: PassCost::linear(500, 100, AttentionCost::default()),
+            verify: PassCost::linear(20_000, 20, AttentionCost::default()),
+        }],
+        ..cold(Policy::Budget)
+    };
+    let prompt = |tokens: u32, seq: u32| (0..tokens).map(|i| (i * 7 + seq * 13) % 50).collect::<Vec<_>>();
+    let requests = [request(1, prompt(1000, 1), 150), request(2, prompt(40, 2), 150)];
+    let report = common::simulation(&config, 0.8).in_detail().run(at_once(requests));
+    let passes: Vec<_> = report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify).collect();
+    let begins = |seq| {
+        let proposes = |pass: &&PassRecord| {
+            pass.chunks.iter().any(|chunk| chunk.seq == SeqId(seq) && chunk.proposals > 0)
+        };
+        passes.iter().position(proposes)
+    };
+    let (long, short) = (begins(1).expect("the long one drafts"), begins(2).expect("the short one drafts"));
+    assert!(short + 2 < long, "{short} {long}");
 }
 
 /// Where the first rows of a pass are dearer than those behind them, as with a mixture of experts, all rows of a round say whether a draft pays.
