@@ -22,7 +22,8 @@ pub(super) struct Choice {
 impl Choice {
     /// About what it takes in an answer: most of it are its log-probabilities.
     pub(super) fn rough_bytes(&self) -> usize {
-        let tokens = |token: &TokenLogprob| 32 * (2 + token.logprobs.as_ref().map_or(0, |all| all.top.len()));
+        // One in an object, as chats have them, takes some 90 bytes, and in a list a third.
+        let tokens = |token: &TokenLogprob| 96 * (2 + token.logprobs.as_ref().map_or(0, |all| all.top.len()));
         self.parts
             .iter()
             .map(|(part, listed)| part.text().len() + listed.iter().map(tokens).sum::<usize>())

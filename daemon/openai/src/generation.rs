@@ -55,7 +55,7 @@ impl Generation {
         patience: Duration,
         write: impl FnOnce(Head) -> Box<dyn Answer>,
     ) -> Result<HttpResponse, ApiError> {
-        self.cut(served).await?;
+        let repeated = self.cut(served).await?;
         self.ban(served)?;
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.ids.len()).sum::<usize>();
         let grammar = match &self.parameters.form {
@@ -88,7 +88,6 @@ impl Generation {
             let ids = self.prompts.iter().flat_map(|prompt| std::iter::repeat_n(&prompt.ids, n));
             ids.cloned().collect()
         });
-        let prompt_ids = if self.parameters.return_token_ids { n * prompt_tokens } else { 0 };
         let answer = write(Head {
             tokens,
             model,
@@ -116,14 +115,14 @@ impl Generation {
         }
         let choices = choices.map(|(sequence, reader)| collected(sequence, reader));
         let choices = futures_util::future::try_join_all(choices).await?;
-        let whole = written(answer, choices, prompt_ids).await?;
+        let whole = written(answer, choices, repeated.ids()).await?;
         Ok(HttpResponse::Ok().insert_header(seed).content_type("application/json").body(whole))
     }
 
-    /// Leaves of each prompt what the request wants of it, and has its text where that is repeated as it decodes.
-    async fn cut(&mut self, served: &Arc<Served>) -> Result<(), ApiError> {
+    /// Leaves of each prompt what the request wants of it, and has its text where that is repeated as it decodes. Returns what is repeated.
+    async fn cut(&mut self, served: &Arc<Served>) -> Result<Repeated, ApiError> {
         let output = self.parameters.max_new_tokens.or(self.max_new_tokens).unwrap_or(1);
-        let mut repeated = Repeated::default();
+        let mut repeated = Repeated::by(self.shape);
         for prompt in &mut self.prompts {
             let kept = self.parameters.prompt_tokens.kept.of(&prompt.ids, served.max_context, output);
             // With log-probabilities tokens are repeated one by one.
@@ -137,7 +136,7 @@ impl Generation {
             }
             repeated.add(prompt, &self.parameters)?;
         }
-        Ok(())
+        Ok(repeated)
     }
 
     /// Has the sampler keep to the tokens that the request allows.

@@ -47,12 +47,14 @@ impl LogprobShape {
                 Value::Object(all.map(|(id, value)| (self.key(id), number(value))).collect::<Map<_, _>>())
             }
         });
-        json!({
-            "tokens": tokens.iter().map(|token| self.key(token.token)).collect::<Vec<_>>(),
-            "token_logprobs": tokens.iter().map(own).collect::<Vec<_>>(),
-            "top_logprobs": tops.collect::<Vec<_>>(),
-            "text_offset": tokens.iter().map(|token| token.offset).collect::<Vec<_>>(),
-        })
+        let mut lists = Map::new();
+        // Collected as they are: `json!` would copy each.
+        let mut list = |name: &str, values: Value| lists.insert(name.to_owned(), values);
+        list("tokens", tokens.iter().map(|token| self.key(token.token)).collect());
+        list("token_logprobs", tokens.iter().map(own).collect());
+        list("top_logprobs", tops.collect());
+        list("text_offset", tokens.iter().map(|token| token.offset).collect());
+        Value::Object(lists)
     }
 
     fn object(&self, token: &TokenLogprob) -> Option<Value> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use faser_config::fields::{Fault, FieldError};
 use faser_engine::TokenId;
 
+use super::bounds::Shape;
 use super::errors::ApiError;
 use super::params::{Choices, Parameters};
 use super::resume::Resume;
@@ -14,6 +15,8 @@ use super::resume::Resume;
 const MAX_TEXT_BYTES: usize = 64 << 20;
 const MAX_IDS: usize = 4 << 20;
 const MAX_LOGPROBS: usize = 1 << 20;
+/// A place counts as so many of them at least: it has a text, a name and an offset too.
+const LEAST_LOGPROBS: usize = 8;
 
 /// A prompt.
 pub(super) struct Prompt {
@@ -31,14 +34,25 @@ pub(super) enum Echo {
 }
 
 /// How much an answer repeats.
-#[derive(Default)]
 pub(super) struct Repeated {
+    /// Which API the answer is of.
+    shape: Shape,
     text_bytes: usize,
     ids: usize,
     logprobs: usize,
 }
 
 impl Repeated {
+    /// Nothing, by an answer of this API.
+    pub(super) fn by(shape: Shape) -> Repeated {
+        Repeated { shape, text_bytes: 0, ids: 0, logprobs: 0 }
+    }
+
+    /// Ids of prompts that the answer lists.
+    pub(super) fn ids(&self) -> usize {
+        self.ids
+    }
+
     /// Counts a prompt.
     ///
     /// # Errors
@@ -48,13 +62,14 @@ impl Repeated {
         let tokens = n * prompt.ids.len();
         let resumed = parameters.resume.as_ref().is_some_and(|resume| !Resume::tokens(resume).is_empty());
         if parameters.return_token_ids {
-            self.ids += tokens;
+            // Choices of a chat have theirs in common.
+            self.ids += if self.shape == Shape::Completion { tokens } else { prompt.ids.len() };
         }
         match (&prompt.echo, parameters.logprobs) {
             (Echo::Nothing, _) => {}
             (Echo::Text(text), None) => self.text_bytes += n * text.len(),
             // A client that goes on has them.
-            (_, Some(top)) if !resumed => self.logprobs += tokens * (top + 1),
+            (_, Some(top)) if !resumed => self.logprobs += tokens * (top + 1).max(LEAST_LOGPROBS),
             _ => {}
         }
         let bounds = [
@@ -80,9 +95,13 @@ mod tests {
     use super::*;
     use crate::resume::Received;
 
-    /// How many prompts of 1000 tokens and 100,000 bytes are taken, up to 5,000.
+    /// How many prompts of 1000 tokens and 100,000 bytes a completion takes, up to 5,000.
     fn taken(echo: fn() -> Echo, parameters: &Parameters) -> usize {
-        let mut repeated = Repeated::default();
+        taken_by(Shape::Completion, echo, parameters)
+    }
+
+    fn taken_by(shape: Shape, echo: fn() -> Echo, parameters: &Parameters) -> usize {
+        let mut repeated = Repeated::by(shape);
         let prompt = Prompt { ids: vec![1; 1000].into(), echo: echo() };
         (0..5000).take_while(|_| repeated.add(&prompt, parameters).is_ok()).count()
     }
@@ -95,9 +114,12 @@ mod tests {
         assert_eq!(taken(text, &plain), MAX_TEXT_BYTES / 200_000);
         let ids = Parameters { return_token_ids: true, ..plain.clone() };
         assert_eq!(taken(|| Echo::Nothing, &ids), MAX_IDS / 2000);
-        let scores = Parameters { logprobs: Some(4), ..plain };
+        assert_eq!(taken_by(Shape::Chat, || Echo::Nothing, &ids), MAX_IDS / 1000);
+        let scores = Parameters { logprobs: Some(9), ..plain.clone() };
         assert_eq!(taken(|| Echo::Nothing, &scores), 5000);
-        assert_eq!(taken(|| Echo::Tokens, &scores), MAX_LOGPROBS / (2000 * 5));
+        assert_eq!(taken(|| Echo::Tokens, &scores), MAX_LOGPROBS / (2000 * 10));
+        let alone = Parameters { logprobs: Some(0), ..plain };
+        assert_eq!(taken(|| Echo::Tokens, &alone), MAX_LOGPROBS / (2000 * LEAST_LOGPROBS));
         let received = Received::Tokens(vec![1]);
         let resumed = Parameters { resume: Some(Resume { received, choice: 0 }), ..scores };
         assert_eq!(taken(|| Echo::Tokens, &resumed), 5000);
