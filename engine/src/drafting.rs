@@ -15,8 +15,8 @@ use crate::view::Totals;
 
 /// Rows that a plan under a verify pass may catch up with: few, so that what is ready is at hand whenever the pass ends.
 const ROWS_AHEAD: usize = 64;
-/// Rows to catch up with for each token to come are told apart to one in so many.
-const ROWS_PER_TOKEN: usize = 1024;
+/// One draft plan in so many goes in the order of admission: nobody waits for ever behind those whose rows bring more.
+const PLAN_IN_ORDER: u64 = 16;
 /// Draft plans of a round that may be as long as a plan can be, at most.
 const MOST_LONG_PLANS: usize = 8;
 /// Share of displaced rows up to which a round may have more than one: where more prompts wait, those come first.
@@ -209,9 +209,9 @@ impl Engine {
     }
 
     /// Rows for sequences with far to catch up, at most so many, if others that decode wait for it.
-    fn long_rows(&self, running: &[SeqId], most: usize) -> Option<usize> {
+    fn long_rows(&self, most: usize) -> Option<usize> {
         let (mut decoding, mut prefill, mut awaited) = (0, 0, false);
-        for sequence in running.iter().filter_map(|seq| self.sequences.get(seq)) {
+        for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             match sequence.decoding() {
                 true => decoding += 1,
                 false => prefill += sequence.uncomputed(),
@@ -221,7 +221,8 @@ impl Engine {
         let prefill = prefill.min(self.prefill_limit(decoding));
         let rows = (decoding + prefill).min(self.config.max_pass_rows);
         let pass_rows = self.config.max_pass_rows;
-        (decoding > 0 && running.len() > 1).then(|| self.planner.long_rows(rows, awaited, most, pass_rows))
+        (decoding > 0 && self.running.len() > 1)
+            .then(|| self.planner.long_rows(rows, awaited, most, pass_rows))
     }
 
     /// Tokens without draft KV, where they are so many that they may take more than a round.
@@ -253,7 +254,7 @@ impl Engine {
         if long == 0 || all <= most || self.planner.displaced().share > MOST_DISPLACED {
             return 0;
         }
-        let within = self.long_rows(&self.running, MOST_LONG_PLANS * most).unwrap_or(usize::MAX);
+        let within = self.long_rows(MOST_LONG_PLANS * most).unwrap_or(usize::MAX);
         let rows = long.min(most).min(within.saturating_sub(self.caught_up));
         if within > most && self.planner.affords_catching_up(rows, accepted) { rows } else { 0 }
     }
@@ -293,24 +294,25 @@ impl Engine {
     }
 
     /// The order in which sequences get rows of a draft plan: the longest admitted first, behind those that decode those in prefill, if these draft
-    /// along. Where costs decide, who is far behind comes later the more rows it has to catch up with for each token to come: what it holds up
-    /// drafts sooner, and the rows bring more.
-    fn order_drafts(&self, running: &[SeqId], along: bool, order: &mut Vec<(usize, usize, SeqId)>) {
+    /// along. Where costs decide, who is far behind comes mostly later the more rows it has to catch up with for what its tokens to come count.
+    fn order_drafts(&self, along: bool, order: &mut Vec<(f32, usize, SeqId)>) {
         order.clear();
-        let predicts = self.planner.policy().traits().predicts;
-        for (place, seq) in running.iter().enumerate() {
+        let by_rows = self.planner.policy().traits().predicts
+            && !self.totals.draft_passes.is_multiple_of(PLAN_IN_ORDER);
+        for (place, seq) in self.running.iter().enumerate() {
             let Some(sequence) = self.sequences.get(seq) else { continue };
-            let rank = match sequence.decoding() {
-                true if predicts => {
-                    (ROWS_PER_TOKEN * self.long_way(sequence)) / self.to_come(sequence).max(1)
+            let key = match sequence.decoding() {
+                true if by_rows => {
+                    let worth = sequence.weight(self.now) * self.to_come(sequence).max(1) as f32;
+                    self.long_way(sequence) as f32 / worth
                 }
-                true => 0,
-                false if along => usize::MAX,
+                true => 0.0,
+                false if along => f32::INFINITY,
                 false => continue,
             };
-            order.push((rank, place, *seq));
+            order.push((key, place, *seq));
         }
-        order.sort_unstable();
+        order.sort_unstable_by(|(a, place, _), (b, other, _)| a.total_cmp(b).then(place.cmp(other)));
     }
 
     /// The plan of those that draft, or one that only catches up, by so many rows.
@@ -322,27 +324,25 @@ impl Engine {
         });
         let mut plan = std::mem::take(&mut self.spent.0);
         plan.clear();
-        let running = std::mem::take(&mut self.running);
-        let sequences = running.iter().filter_map(|seq| self.sequences.get(seq));
+        let sequences = self.running.iter().filter_map(|seq| self.sequences.get(seq));
         let mut rows_left = wish.rows(sequences, self.config.max_pass_rows);
-        let long_rows = || self.long_rows(&running, MOST_LONG_PLANS * self.config.max_pass_rows);
+        let long_rows = || self.long_rows(MOST_LONG_PLANS * self.config.max_pass_rows);
         let mut long_rows_left = only_catches_up
             .or_else(|| Some(long_rows()?.saturating_sub(self.caught_up)))
             .map_or(rows_left, |rows| rows.min(rows_left));
         // Those that draft now go first. Where costs decide, whoever is still in prefill catches up when its turn to draft comes: a first token
         // waits for no draft. A fixed length is wanted by everybody in any case, unless it is 0. Who begins with the target's hidden states waits for
         // those.
-        let along = match self.planner.policy().lengths(running.len()) {
+        let along = match self.planner.policy().lengths(self.running.len()) {
             Lengths::Same(k) => k > 0 && !self.config.draft.needs().hidden_states,
             Lengths::Goodput => false,
         };
         let mut order = std::mem::take(&mut self.draft_order);
-        self.order_drafts(&running, along, &mut order);
+        self.order_drafts(along, &mut order);
         for &(.., seq) in &order {
             self.add_draft_chunk(seq, &wish, (&mut rows_left, &mut long_rows_left), &mut plan);
         }
         self.draft_order = order;
-        self.running = running;
         self.send_drafts(plan, execution)
     }
 
@@ -469,12 +469,21 @@ impl Engine {
 
     /// What catching up took of a plan that a round waited for, of this shape and so many seconds, is settled with the tokens that it is for.
     fn invest(&mut self, plan: &DraftPlan, shape: &PassShape, believed_s: f64) {
-        let beyond = |chunk: &DraftChunk| chunk.rows.len().saturating_sub(ROUND_ROWS);
+        // Rows that were accepted since the last plan are no catching up, though drafts that keep no proposals have some in each.
+        let beyond = |chunk: &DraftChunk| match chunk.rows.len() {
+            rows if rows > SHORT => rows - ROUND_ROWS,
+            _ => 0,
+        };
         let rows: usize = plan.chunks.iter().map(beyond).sum();
         if rows == 0 || plan.partition != Execution::Serial.partition() {
             return;
         }
-        let each_s = self.planner.invests(shape, rows, believed_s) / rows as f64;
+        let needs = self.config.draft.needs();
+        let masks =
+            |chunk: &DraftChunk| if plan.passes.is_one() { needs.rows_behind(chunk.steps) } else { 0 };
+        let all: usize = plan.chunks.iter().map(|chunk| chunk.rows.len() + masks(chunk)).sum();
+        let part = rows as f64 / all as f64;
+        let each_s = self.planner.invests(shape, part, believed_s) / rows as f64;
         for chunk in &plan.chunks {
             let Some(to_come) = self.sequences.get(&chunk.seq).map(|sequence| self.to_come(sequence)) else {
                 self.planner.returns(each_s * beyond(chunk) as f64);

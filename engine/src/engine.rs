@@ -96,8 +96,8 @@ pub struct Engine {
     pub(crate) output_length: OutputLength,
     /// Rows of draft plans of this round that only caught up.
     pub(crate) caught_up: usize,
-    /// Sequences in the order in which they draft, behind what puts them there: kept for its buffer.
-    pub(crate) draft_order: Vec<(usize, usize, SeqId)>,
+    /// Sequences in the order in which they draft: what puts them there, their place among those that run, and who. Kept for its buffer.
+    pub(crate) draft_order: Vec<(f32, usize, SeqId)>,
     /// The plans that are out, as the cost tables see them.
     pub(crate) draft_shape: PassShape,
     pub(crate) verify_shape: PassShape,

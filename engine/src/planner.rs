@@ -633,15 +633,13 @@ impl Planner {
         believed_s
     }
 
-    /// Of a draft plan that is believed to have taken so many seconds, those of so many rows that caught up, as far as the account waits for what
-    /// comes of them.
-    pub(crate) fn invests(&mut self, shape: &PassShape, rows: usize, believed_s: f64) -> f64 {
+    /// Of a draft plan that is believed to have taken so many seconds, what catching up took, as far as the account waits for what comes of it: this
+    /// part of its first pass. It has the part of its rows, as those beside them would not wait for that long without them.
+    pub(crate) fn invests(&mut self, shape: &PassShape, part: f64, believed_s: f64) -> f64 {
         let Some(costs) = self.partitions.first().filter(|_| self.policy.traits().predicts) else {
             return 0.0;
         };
-        // Of the pass that has them, their part by rows: who drafts beside them waits for what they are there for.
-        let first_s = costs.draft.seconds(shape.rows, Reach::NONE);
-        let caught_up_s = first_s * rows as f64 / shape.rows.max(1) as f64;
+        let caught_up_s = part * costs.draft.seconds(shape.rows, shape.reach);
         let whole_s = self.predicted_draft(shape).unwrap_or_default().as_secs_f64();
         let share = (caught_up_s / whole_s.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0);
         self.steering.invests(share * believed_s)
@@ -702,16 +700,18 @@ impl Planner {
     /// takes no more time in all, and less where rows are cheaper by the many: what bounds it is the gap that others see, and prompts may make that.
     /// Where there are no tables, as many as take as long as verify passes did in the mean.
     pub(crate) fn long_rows(&self, rows: usize, awaited: bool, most: usize, pass_rows: usize) -> usize {
-        let most = most.max(LEAST_LONG_ROWS);
+        let least = LEAST_LONG_ROWS.min(pass_rows);
+        let most = most.max(least);
         if let Some(costs) = self.whole() {
             let rows = if awaited { rows } else { rows.max(self.steering.smallest_size()) };
             let pass_s = costs.verify.seconds(rows, Reach::NONE);
+            let full_s = costs.draft.seconds_of_one(pass_rows);
             let plans_s = |rows: usize| {
                 let (full, rest) = (rows / pass_rows, rows % pass_rows);
                 let rest_s = if rest > 0 { costs.draft.seconds_of_one(rest) } else { 0.0 };
-                full as f64 * costs.draft.seconds_of_one(pass_rows) + rest_s
+                full as f64 * full_s + rest_s
             };
-            let (mut fits, mut beyond) = (LEAST_LONG_ROWS, most + 1);
+            let (mut fits, mut beyond) = (least, most + 1);
             while beyond - fits > LONG_ROWS_STEP {
                 let middle = fits.midpoint(beyond);
                 let within = plans_s(middle) <= pass_s;
@@ -719,7 +719,7 @@ impl Planner {
             }
             fits
         } else if self.catch_up_row_s > 0.0 && self.verify_s > 0.0 {
-            ((self.verify_s / self.catch_up_row_s) as usize).clamp(LEAST_LONG_ROWS, most)
+            ((self.verify_s / self.catch_up_row_s) as usize).clamp(least, most)
         } else {
             FIRST_LONG_ROWS.min(most)
         }

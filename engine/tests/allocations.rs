@@ -20,7 +20,7 @@ fn a_decision_in_the_steady_state_allocates_nothing() {
             let mut load = Load::new(sequences, policy.clone(), step_us, true);
             // Outputs are far from their ends: nobody comes and nobody goes. Buffers grow until lengths and pruning have settled.
             // Of branches there are as many buffers as were ever needed together.
-            for _ in 0..if sequences == 1 { 2000 } else { 200 } {
+            for _ in 0..if sequences == 1 { 2000 } else { 400 } {
                 load.step();
             }
             let counted = allocation_counter::measure(|| {

@@ -198,6 +198,29 @@ fn beyond_the_drafts_context_the_target_goes_on_alone() {
     }
 }
 
+/// Where a draft's pool is full, who drafts takes the blocks of one that does not yet: here of one whose draft reads its prompt along.
+#[test]
+fn who_drafts_takes_draft_kv_from_one_that_does_not() {
+    let config = EngineConfig {
+        max_context: 256,
+        max_pass_rows: 16,
+        draft: DraftSource::model(64),
+        ..config(Policy::Fixed { k: 2 })
+    };
+    let happenings = vec![
+        (Duration::ZERO, Happening::Arrival(request(1, vec![3; 60], 120))),
+        (Duration::from_millis(20), Happening::Arrival(request(2, vec![4; 240], 2))),
+    ];
+    let report = run(&config, 1.0, happenings);
+    let verify = report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify);
+    let beside: Vec<usize> = verify
+        .filter(|pass| pass.chunks.iter().any(|chunk| chunk.seq == SeqId(2)))
+        .flat_map(|pass| pass.chunks.iter().filter(|chunk| chunk.seq == SeqId(1)))
+        .map(|chunk| chunk.proposals)
+        .collect();
+    assert!(beside.len() > 12 && beside.iter().all(|&k| k == 2), "{beside:?}");
+}
+
 /// Whoever decodes does not wait for the whole history of one that begins to draft.
 #[test]
 fn a_draft_catches_up_in_parts_while_others_decode() {

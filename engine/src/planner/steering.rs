@@ -338,9 +338,9 @@ impl Steering {
         !self.account.suspended
     }
 
-    /// Can a probe be paid that makes a round so many seconds longer?
+    /// Can a probe, or a draft plan more, be paid that makes a round so many seconds longer, beside what it has waited for already?
     pub(super) fn affords(&self, seconds: f64) -> bool {
-        seconds <= 0.5 * self.account.balance_s.max(0.0)
+        seconds + self.drafted_s <= 0.5 * self.account.balance_s.max(0.0)
     }
 
     /// A round waited for a draft plan.
