@@ -132,19 +132,30 @@ impl Engine {
         self.target_pool.free() > before
     }
 
+    /// Has a sequence no business with draft KV now, which another of the same rank wants?
+    fn idles_beside(&self, seq: SeqId, other: SeqId) -> bool {
+        let of = |seq| self.sequences.get(&seq);
+        let (Some(sequence), Some(other)) = (of(seq).filter(|_| seq != other), of(other)) else {
+            return false;
+        };
+        let same_rank = sequence.draft.table.rank() == other.draft.table.rank();
+        let idle = sequence.wanted == 0 && sequence.draft_out.is_none();
+        same_rank && idle && !sequence.draft.table.is_empty()
+    }
+
+    /// Blocks of draft KV that sequences have for whom there is nothing to draft now, of the rank of another.
+    pub(crate) fn idle_draft_blocks(&self, other: SeqId) -> usize {
+        let idle = self.running.iter().filter(|seq| self.idles_beside(**seq, other));
+        idle.filter_map(|seq| self.sequences.get(seq)).map(|sequence| sequence.draft.table.held()).sum()
+    }
+
     /// Takes all draft KV from the youngest sequence of the same rank that is not to speculate now, for one that is. It can catch up when its
     /// turn comes. False if there is none.
-    pub(crate) fn evict_idle_draft(&mut self, other_than: SeqId) -> bool {
-        let rank = self.sequences.get(&other_than).map(|sequence| sequence.draft.table.rank());
-        let idle = |seq: &&SeqId| {
-            let sequence = self.sequences.get(seq).filter(|_| **seq != other_than);
-            let sequence = sequence.filter(|s| Some(s.draft.table.rank()) == rank);
-            sequence.is_some_and(|s| s.wanted == 0 && s.draft_out.is_none() && s.draft.computed > 0)
-        };
-        let Some(&youngest) = self.running.iter().rev().find(idle) else { return false };
-        if let Some(sequence) = self.sequences.get_mut(&youngest) {
-            sequence.evict_draft();
-        }
+    pub(crate) fn evict_idle_draft(&mut self, other: SeqId) -> bool {
+        let idle = self.running.iter().rev().find(|seq| self.idles_beside(**seq, other));
+        let Some(sequence) = idle.copied().and_then(|seq| self.sequences.get_mut(&seq)) else { return false };
+        sequence.evict_draft();
+        self.planner.returns(sequence.investment.write_off());
         true
     }
 

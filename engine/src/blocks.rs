@@ -458,6 +458,16 @@ impl BlockTable {
         (self.registered, self.last_serial, self.tail) = (0, 0, None);
     }
 
+    /// Blocks that its pool could give it.
+    pub(crate) fn free(&self) -> usize {
+        self.pool.free()
+    }
+
+    /// Blocks that it holds.
+    pub(crate) fn held(&self) -> usize {
+        self.blocks.len()
+    }
+
     /// Whether it holds no block.
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks.is_empty()

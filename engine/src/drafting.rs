@@ -15,7 +15,9 @@ use crate::view::Totals;
 
 /// Rows that a plan under a verify pass may catch up with: few, so that what is ready is at hand whenever the pass ends.
 const ROWS_AHEAD: usize = 64;
-/// One draft plan in so many goes in the order of admission: nobody waits for ever behind those whose rows bring more.
+/// Blocks of draft KV that are left for each sequence that runs where prompts are drafted along.
+const KV_SPARE: usize = 4;
+/// One draft plan with rows to catch up with in so many goes in the order of admission: nobody waits for ever behind those whose rows bring more.
 const PLAN_IN_ORDER: u64 = 16;
 /// Draft plans of a round that may be as long as a plan can be, at most.
 const MOST_LONG_PLANS: usize = 8;
@@ -295,10 +297,12 @@ impl Engine {
 
     /// The order in which sequences get rows of a draft plan: the longest admitted first, behind those that decode those in prefill, if these draft
     /// along. Where costs decide, who is far behind comes mostly later the more rows it has to catch up with for what its tokens to come count.
-    fn order_drafts(&self, along: bool, order: &mut Vec<(f32, usize, SeqId)>) {
+    fn order_drafts(&mut self, along: bool, order: &mut Vec<(f32, usize, SeqId)>) {
         order.clear();
-        let by_rows = self.planner.policy().traits().predicts
-            && !self.totals.draft_passes.is_multiple_of(PLAN_IN_ORDER);
+        let behind = |seq| self.sequences.get(seq).is_some_and(|sequence| self.long_way(sequence) > 0);
+        let by_rows = self.planner.policy().traits().predicts && self.running.iter().any(behind);
+        self.long_plans += u64::from(by_rows);
+        let by_rows = by_rows && !self.long_plans.is_multiple_of(PLAN_IN_ORDER);
         for (place, seq) in self.running.iter().enumerate() {
             let Some(sequence) = self.sequences.get(seq) else { continue };
             let key = match sequence.decoding() {
@@ -389,6 +393,10 @@ impl Engine {
         if room == 0 || sequence.draft_out.is_some() {
             return;
         }
+        // It would be the first to be evicted again.
+        if !sequence.decoding() && sequence.draft.table.free() < KV_SPARE * self.running.len() {
+            return;
+        }
         let weight = if wish.weighs { sequence.weight(self.now) } else { 1.0 };
         let k = wish.steps(sequence).min(room);
         let catches_up =
@@ -423,7 +431,7 @@ impl Engine {
         }
         let behind = needs.rows_behind(steps);
         let covered = start + rows + behind;
-        let evicts = !matches!(wish.drafts, Drafts::Behind(_)) && (steps > 0 || catches_up);
+        let evicts = matches!(wish.drafts, Drafts::Wanted | Drafts::Nothing) && (steps > 0 || catches_up);
         if rows == 0 || !self.make_draft_room(seq, covered, evicts) {
             return;
         }
@@ -454,17 +462,22 @@ impl Engine {
         });
     }
 
-    /// Makes room in the draft's pool; for who drafts now at the cost of those that are not to.
+    /// Makes room in the draft's pool; for who drafts now at the cost of those that are not to, if that is enough.
     fn make_draft_room(&mut self, seq: SeqId, tokens: usize, drafts: bool) -> bool {
-        loop {
-            let Some(sequence) = self.sequences.get_mut(&seq) else { return false };
-            if sequence.draft.table.grow(tokens) {
+        let Some(sequence) = self.sequences.get_mut(&seq) else { return false };
+        if sequence.draft.table.grow(tokens) {
+            return true;
+        }
+        let missing = sequence.draft.table.missing(tokens) - sequence.draft.table.free();
+        if !drafts || self.idle_draft_blocks(seq) < missing {
+            return false;
+        }
+        while self.evict_idle_draft(seq) {
+            if self.sequences.get_mut(&seq).is_some_and(|sequence| sequence.draft.table.grow(tokens)) {
                 return true;
             }
-            if !drafts || !self.evict_idle_draft(seq) {
-                return false;
-            }
         }
+        false
     }
 
     /// What catching up took of a plan that a round waited for, of this shape and so many seconds, is settled with the tokens that it is for.

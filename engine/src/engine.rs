@@ -96,6 +96,8 @@ pub struct Engine {
     pub(crate) output_length: OutputLength,
     /// Rows of draft plans of this round that only caught up.
     pub(crate) caught_up: usize,
+    /// Draft plans while somebody had far to catch up, if costs decide.
+    pub(crate) long_plans: u64,
     /// Sequences in the order in which they draft: what puts them there, their place among those that run, and who. Kept for its buffer.
     pub(crate) draft_order: Vec<(f32, usize, SeqId)>,
     /// The plans that are out, as the cost tables see them.
@@ -148,6 +150,7 @@ impl Engine {
             draft_due: Duration::ZERO,
             output_length: OutputLength::default(),
             caught_up: 0,
+            long_plans: 0,
             draft_order: Vec::new(),
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),

@@ -212,13 +212,19 @@ fn who_drafts_takes_draft_kv_from_one_that_does_not() {
         (Duration::from_millis(20), Happening::Arrival(request(2, vec![4; 240], 2))),
     ];
     let report = run(&config, 1.0, happenings);
-    let verify = report.passes.iter().filter(|pass| pass.lane == LaneKind::Verify);
+    let (verify, draft): (Vec<_>, Vec<_>) =
+        report.passes.iter().partition(|pass| pass.lane == LaneKind::Verify);
     let beside: Vec<usize> = verify
+        .iter()
         .filter(|pass| pass.chunks.iter().any(|chunk| chunk.seq == SeqId(2)))
         .flat_map(|pass| pass.chunks.iter().filter(|chunk| chunk.seq == SeqId(1)))
         .map(|chunk| chunk.proposals)
         .collect();
     assert!(beside.len() > 12 && beside.iter().all(|&k| k == 2), "{beside:?}");
+    // It does not read its prompt again and again meanwhile.
+    let of_second = draft.iter().flat_map(|pass| &pass.chunks).filter(|chunk| chunk.seq == SeqId(2));
+    let rows: usize = of_second.map(|chunk| chunk.rows).sum();
+    assert!(rows < 300, "{rows}");
 }
 
 /// Whoever decodes does not wait for the whole history of one that begins to draft.

@@ -14,7 +14,7 @@ use super::resume::Resume;
 /// tokens and its own.
 const MAX_TEXT_BYTES: usize = 64 << 20;
 const MAX_IDS: usize = 4 << 20;
-const MAX_LOGPROBS: usize = 1 << 20;
+const MAX_LOGPROBS: usize = 2 << 20;
 /// A place counts as so many of them at least: it has a text, a name and an offset too.
 const LEAST_LOGPROBS: usize = 8;
 
@@ -75,7 +75,12 @@ impl Repeated {
         let bounds = [
             ("echo", "bytes of prompts", self.text_bytes, MAX_TEXT_BYTES),
             ("return_token_ids", "ids of prompts", self.ids, MAX_IDS),
-            ("logprobs", "log-probabilities of prompts", self.logprobs, MAX_LOGPROBS),
+            (
+                "logprobs",
+                "log-probabilities of prompts (a token has 8 at least)",
+                self.logprobs,
+                MAX_LOGPROBS,
+            ),
         ];
         match bounds.into_iter().find(|(_, _, found, most)| found > most) {
             None => Ok(()),

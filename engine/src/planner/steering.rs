@@ -338,9 +338,9 @@ impl Steering {
         !self.account.suspended
     }
 
-    /// Can a probe, or a draft plan more, be paid that makes a round so many seconds longer, beside what it has waited for already?
+    /// Can a probe, or a draft plan more, be paid that makes a round so many seconds longer, beside what it has waited for already, and what of that is held against it?
     pub(super) fn affords(&self, seconds: f64) -> bool {
-        seconds + self.drafted_s <= 0.5 * self.account.balance_s.max(0.0)
+        seconds + self.drafted_s - self.deferred_s <= 0.5 * self.account.balance_s.max(0.0)
     }
 
     /// A round waited for a draft plan.
