@@ -49,7 +49,7 @@ struct Fiber {
     std::vector<std::vector<Copy>> groups; // the last one is not committed
 };
 constexpr size_t STACK = 64 << 10;
-static std::vector<Fiber> fibers;
+static std::vector<Fiber> &fibers = *new std::vector<Fiber>; // threads run on while the process exits
 static Fiber *current;
 static void *scheduler;
 static dim3 block_size, grid_size, block;

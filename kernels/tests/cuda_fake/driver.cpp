@@ -48,17 +48,19 @@ constexpr unsigned char GUARD = 0xA7;
 static std::recursive_mutex lock;
 static Device devices[16];
 static thread_local int bound; // to this device, counted from 1
-static std::vector<Stream *> streams;
-static std::map<uint64_t, Block> blocks;
-static std::map<std::string, unsigned> runs, launches;
-static std::map<unsigned, unsigned> launches_by_sms, products_by_sms;
+// What lasts as long as the process: a thread whose call never ends still looks at it while the process exits.
+template <typename T> T &lasting(T begins = T()) { return *new T(std::move(begins)); }
+static auto &streams = lasting<std::vector<Stream *>>();
+static auto &blocks = lasting<std::map<uint64_t, Block>>();
+static auto &runs = lasting<std::map<std::string, unsigned>>(), &launches = lasting<std::map<std::string, unsigned>>();
+static auto &launches_by_sms = lasting<std::map<unsigned, unsigned>>(), &products_by_sms = lasting<std::map<unsigned, unsigned>>();
 static size_t pinned, most_pinned;
-static std::map<void *, size_t> pinned_blocks;
+static auto &pinned_blocks = lasting<std::map<void *, size_t>>();
 static size_t product_rows;
 static unsigned opened, greens_left, unloaded_launches, copies, fetches, events_left, graphs_left, graphs_captured, graphs_launched, graph_launches;
 // Of NCCL: communicators that were made and are left, calls.
 static unsigned comms_made, comms_left, reduced, gathered;
-static std::string connections = "unset";
+static auto &connections = lasting<std::string>("unset");
 static thread_local Graph *capturing; // of this thread
 
 inline size_t number(const char *name, size_t otherwise) {

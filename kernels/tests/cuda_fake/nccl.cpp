@@ -33,8 +33,8 @@ struct Ranks {
 struct Comm { std::shared_ptr<Ranks> ranks; int rank, device; unsigned calls = 0; bool ended = false; int error = 0; };
 using CommHandle = std::shared_ptr<Comm>;
 
-static std::map<std::string, std::shared_ptr<Ranks>> by_id;
-static std::map<int, unsigned> calls_of_rank;
+static auto &by_id = lasting<std::map<std::string, std::shared_ptr<Ranks>>>();
+static auto &calls_of_rank = lasting<std::map<int, unsigned>>();
 static unsigned ids;
 
 inline std::string file_of(const Ranks &ranks, unsigned call, int rank) {
