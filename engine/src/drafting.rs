@@ -300,7 +300,9 @@ impl Engine {
     fn order_drafts(&mut self, along: bool, order: &mut Vec<(f32, usize, SeqId)>) {
         order.clear();
         let behind = |seq| self.sequences.get(seq).is_some_and(|sequence| self.long_way(sequence) > 0);
-        let by_rows = self.planner.policy().traits().predicts && self.running.iter().any(behind);
+        // Where others wait to be admitted, who came first had better end first: it gives its KV back.
+        let by_rows = self.planner.policy().traits().predicts && self.waiting.is_empty();
+        let by_rows = by_rows && self.running.iter().any(behind);
         self.long_plans += u64::from(by_rows);
         let by_rows = by_rows && !self.long_plans.is_multiple_of(PLAN_IN_ORDER);
         for (place, seq) in self.running.iter().enumerate() {

@@ -14,9 +14,9 @@ use super::resume::Resume;
 /// tokens and its own.
 const MAX_TEXT_BYTES: usize = 64 << 20;
 const MAX_IDS: usize = 4 << 20;
-const MAX_LOGPROBS: usize = 2 << 20;
+const MAX_LOGPROBS: usize = 1 << 20;
 /// A place counts as so many of them at least: it has a text, a name and an offset too.
-const LEAST_LOGPROBS: usize = 8;
+const LEAST_LOGPROBS: usize = 4;
 
 /// A prompt.
 pub(super) struct Prompt {
@@ -77,7 +77,7 @@ impl Repeated {
             ("return_token_ids", "ids of prompts", self.ids, MAX_IDS),
             (
                 "logprobs",
-                "log-probabilities of prompts (a token has 8 at least)",
+                "log-probabilities of prompts (a token has 4 at least)",
                 self.logprobs,
                 MAX_LOGPROBS,
             ),
