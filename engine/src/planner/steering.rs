@@ -338,7 +338,7 @@ impl Steering {
         !self.account.suspended
     }
 
-    /// Can a probe, or a draft plan more, be paid that makes a round so many seconds longer, beside what it has waited for already, and what of that is held against it?
+    /// Can a probe, or a draft plan more, be paid that makes a round so many seconds longer, beside what it has waited for and is held against it?
     pub(super) fn affords(&self, seconds: f64) -> bool {
         seconds + self.drafted_s - self.deferred_s <= 0.5 * self.account.balance_s.max(0.0)
     }
