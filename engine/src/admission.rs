@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use crate::blocks::BlockPool;
-use crate::branch::SequenceKv;
+use crate::branch::{PROPOSALS_ROOM, SequenceKv};
 use crate::engine::Engine;
 use crate::request::{K_LIMIT, SeqId};
 use crate::router::{self, ReplicaLoad};
@@ -63,6 +63,8 @@ impl Engine {
         }
         sequence.target = target;
         sequence.target.table.reserve(sequence.tokens.capacity() + K_LIMIT);
+        sequence.proposals.reserve(PROPOSALS_ROOM);
+        sequence.outcomes.reserve(K_LIMIT);
         self.verify_lane.admit(seq, || sequence.admission());
         self.give_draft_rank(seq);
         true

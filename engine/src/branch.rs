@@ -4,8 +4,11 @@ use std::collections::VecDeque;
 
 use crate::blocks::{BlockPool, BlockTable};
 use crate::plan::{Alternatives, Candidates, Drafted};
-use crate::request::{SeqId, TokenId};
+use crate::request::{K_LIMIT, SeqId, TokenId};
 use crate::survival::{AcceptanceTable, Level, Source, confidence_bin};
+
+/// Proposals that a running sequence has room for from the start: those of a pass, and as many drafted behind them.
+pub(crate) const PROPOSALS_ROOM: usize = 2 * K_LIMIT;
 
 /// The KV of one sequence in one pool.
 #[derive(Debug)]
@@ -123,7 +126,9 @@ impl Outcome {
     /// One of nothing yet, in this pool.
     fn empty(pool: &BlockPool) -> Outcome {
         let kv = SequenceKv::empty(pool, 0);
-        Outcome { at: 0, token: 0, kv, proposals: VecDeque::new(), out: None, planned: (0, 0) }
+        // They become the sequence's own.
+        let proposals = VecDeque::with_capacity(PROPOSALS_ROOM);
+        Outcome { at: 0, token: 0, kv, proposals, out: None, planned: (0, 0) }
     }
 }
 
