@@ -7,8 +7,8 @@ use super::budget::Displaced;
 use crate::cost::{PartitionCosts, Reach};
 use crate::view::SteeringView;
 
-/// Sizes of a pass: up to which share of displaced rows, and the smallest whose rows cost at most so many times those of the cheapest size. While
-/// few rows wait, short passes bring the tokens of those that decode sooner; when many do, cheap rows bring everyone's.
+/// Sizes of a pass: up to which weight of what waits, and the smallest whose rows cost at most so many times those of the cheapest size. While
+/// little waits, short passes bring the tokens of those that decode sooner; when much does, cheap rows bring everyone's.
 const SIZES: [(f64, f64); 3] = [(0.3, 1.2), (0.5, 1.08), (1.0, 1.04)];
 
 /// The last of them is the largest pass where it is at least this part of it: rows are a little cheaper there, and tokens hardly later.
@@ -27,6 +27,11 @@ const WAITING_S: f64 = 0.4;
 /// who decodes would be alone for long, with rows that nobody else could fill.
 const WAITING_EACH: f64 = 2.0;
 const MOST_DISPLACED: f64 = 0.9;
+/// Tokens of a prompt from which on it is long. Of shorter ones fewer are many, by the square of their length: they hold nobody up for long, and who
+/// decodes soon makes the rows of all cheaper. That much they weigh in the size of a pass.
+const LONG_PROMPT: f64 = 512.0;
+/// The displaced share of prompts that weigh most by being short.
+const SHORT_PRICE: f64 = 0.4;
 
 /// The share of a pass that one sequence fewer that decodes is worth where rows of prompts are displaced. While more comes than can be served, what was
 /// computed for those that decode has brought nobody an end yet: with fewer of them the mean is lower by as many requests, once; with less capacity it
@@ -61,7 +66,7 @@ const CHOICES: usize = SIZES.len() + 2;
 /// Rows of a pass beside which somebody decodes, at each of [`SIZES`].
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    by_share: [usize; SIZES.len()],
+    by_weight: [usize; SIZES.len()],
     tight: usize,
 }
 
@@ -70,22 +75,22 @@ impl Sizes {
     fn of(partitions: &[PartitionCosts], most: usize) -> Sizes {
         let size =
             |slack| partitions.first().map_or(most, |costs| costs.verify.best_size(most, slack)).max(1);
-        let mut by_share = SIZES.map(|(_, slack)| size(slack));
-        let last = &mut by_share[SIZES.len() - 1];
+        let mut by_weight = SIZES.map(|(_, slack)| size(slack));
+        let last = &mut by_weight[SIZES.len() - 1];
         if *last * NEAR.1 >= most * NEAR.0 {
             *last = most;
         }
-        Sizes { by_share, tight: size(TIGHT) }
+        Sizes { by_weight, tight: size(TIGHT) }
     }
 
-    /// The size where so large a share of rows is displaced.
-    fn at(&self, share: f64) -> usize {
-        self.by_share[Sizes::place(share)]
+    /// The size where what waits weighs so much.
+    fn at(&self, weight: f64) -> usize {
+        self.by_weight[Sizes::place(weight)]
     }
 
     /// Its place among them.
-    fn place(share: f64) -> usize {
-        SIZES.iter().position(|(most, _)| share <= *most).unwrap_or(SIZES.len() - 1)
+    fn place(weight: f64) -> usize {
+        SIZES.iter().position(|(most, _)| weight <= *most).unwrap_or(SIZES.len() - 1)
     }
 }
 
@@ -179,6 +184,8 @@ pub(super) struct Steering {
     hurried: bool,
     /// Rows of a pass that latency targets ask for.
     targeted: Option<usize>,
+    /// What the prompts that wait weigh in the size of a pass, at most 1.
+    weight: f64,
     displaced: Displaced,
     account: Account,
     /// Seconds of draft plans that a round waited for, since the last verify pass.
@@ -208,6 +215,7 @@ impl Steering {
             draft_s: 0.0,
             sequences: 0,
             kv_short: false,
+            weight: 0.0,
             displaced: Displaced::default(),
             account: Account::default(),
             drafted_s: 0.0,
@@ -226,13 +234,13 @@ impl Steering {
     pub(super) fn tuned(&mut self, sized: bool) {
         self.sized = sized;
         self.account = Account::default();
-        self.displaced = Displaced::default();
+        (self.displaced, self.weight) = (Displaced::default(), 0.0);
         (self.drafted_s, self.deferred_s, self.returned_s) = (0.0, 0.0, 0.0);
     }
 
     /// Looks at what waits as a round begins. Without costs nothing is known of what it displaces.
     pub(super) fn look(&mut self, waiting: &Waiting, costs: Option<&PartitionCosts>) -> Displaced {
-        self.displaced = Displaced::default();
+        (self.displaced, self.weight) = (Displaced::default(), 0.0);
         (self.hurried, self.targeted) = (false, None);
         self.sequences = waiting.sequences;
         if let Some(PartitionCosts { verify, .. }) = costs {
@@ -249,18 +257,21 @@ impl Steering {
                 let size = self.sizes.at(1.0);
                 let row_s = verify.seconds(size, Reach::NONE) / size as f64;
                 let beyond = waiting.prompt_rows.saturating_sub(fits) as f64;
-                let waiting_s = beyond * row_s;
+                let rows_wait = beyond * row_s / WAITING_S;
                 let bound = verify.row_seconds(size) < BOUND * row_s;
                 let most = if bound { 1.0 } else { MOST_DISPLACED };
                 let hold_s = HOLD * verify.seconds(fits + waiting.sequences, Reach::NONE);
                 let prompts = waiting.prompts as f64 * beyond / waiting.prompt_rows.max(1) as f64;
-                let each = prompts / waiting.sequences.max(1) as f64;
-                let share = (waiting_s / WAITING_S).max(each / WAITING_EACH).min(most);
+                let prompts_wait = prompts / waiting.sequences.max(1) as f64 / WAITING_EACH;
+                let length = waiting.prompt_rows as f64 / waiting.prompts.max(1) as f64;
+                let weight = (prompts_wait * (LONG_PROMPT / length.max(1.0)).powi(2).max(1.0)).min(1.0);
+                self.weight = rows_wait.min(1.0).max(weight);
+                let share = rows_wait.max(prompts_wait).max(SHORT_PRICE * weight).min(most);
                 self.displaced = Displaced { row_s, share, hold_s };
             }
             let on_target = &waiting.on_target;
             if self.sized && on_target.held > 0 {
-                let place = 1 + Sizes::place(self.displaced.share);
+                let place = 1 + Sizes::place(self.weight);
                 self.targeted = Some(on_target.sizes[on_target.best(place)].0);
                 self.hurried = false;
             }
@@ -279,7 +290,7 @@ impl Steering {
         let Some(PartitionCosts { verify, .. }) = costs.filter(|_| self.sized) else {
             return OnTarget::default();
         };
-        let [small, middle, large] = self.sizes.by_share;
+        let [small, middle, large] = self.sizes.by_weight;
         let sizes = [self.sizes.tight, small, middle, large, self.max_pass_rows];
         OnTarget {
             sizes: sizes.map(|size| (size, size.saturating_sub(self.sequences).max(size / LEAST_PREFILL))),
@@ -329,7 +340,7 @@ impl Steering {
         match self.targeted {
             _ if !self.sized || self.hurried => self.max_pass_rows,
             Some(rows) => rows,
-            None => self.sizes.at(self.displaced.share),
+            None => self.sizes.at(self.weight),
         }
     }
 
@@ -506,7 +517,25 @@ mod tests {
         // A pass takes some 500 of 900 rows; the others take some 50 ms.
         let (one, many) = (share(1, 32), share(32, 8));
         assert!(one < 0.2 && many > 0.8, "{one} {many}");
-        assert!((share(32, 64) - share(1, 64)).abs() < 0.2);
+        // Of those beside many that decode, it is as they are short.
+        let (one, many) = (share(1, 64), share(32, 64));
+        assert!(one < SHORT_PRICE && (SHORT_PRICE..0.8).contains(&many), "{one} {many}");
+    }
+
+    #[test]
+    fn a_few_short_prompts_fill_passes_and_one_of_as_many_rows_does_not() {
+        let costs = costs();
+        let mut steering = Steering::new(std::slice::from_ref(&costs), 8192);
+        let mut rows = |prompts| {
+            let prompt_rows = steering.smallest_size() + 320;
+            let (most, due) = (None, (0, f64::INFINITY));
+            let waiting =
+                Waiting { prompt_rows, prompts, sequences: 64, most, due, on_target: OnTarget::default() };
+            steering.look(&waiting, Some(&costs));
+            steering.view(true).pass_rows
+        };
+        let (one, many) = (rows(1), rows(40));
+        assert!(one < many && one == steering.smallest_size(), "{one} {many}");
     }
 
     #[test]
