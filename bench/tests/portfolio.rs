@@ -15,6 +15,7 @@ const SEEDS: u64 = 2;
 fn spec(acceptance: Acceptance, drafts: Drafts) -> SimSpec {
     SimSpec {
         preset: None,
+        measured: None,
         hardware: Hardware::H100,
         pair: if drafts.is_head() { Pair::QWEN3.with_head() } else { Pair::QWEN3 },
         mechanisms: Mechanisms::default(),

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_bench::Targets;
-use faser_bench::sim::{Bound, Contender, Drafts, Figures, Load, SimReport, SimRun, SimSpec};
+use faser_bench::sim::{Bound, Contender, Drafts, Figures, Load, MeasuredCosts, SimReport, SimRun, SimSpec};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::record::Mark;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Trace, TracedRequest,
@@ -16,6 +17,7 @@ use serde_json::Value;
 fn spec() -> SimSpec {
     SimSpec {
         preset: None,
+        measured: None,
         hardware: Hardware::H100,
         pair: Pair::QWEN3,
         mechanisms: Mechanisms::default(),
@@ -80,6 +82,21 @@ fn at_a_batch_of_one_speculation_pays_as_a_pen_and_paper_says() {
     }
     let picture = report.svg().unwrap();
     assert!(picture.contains("tokens per second") && picture.contains("batch-table"), "{picture}");
+}
+
+#[test]
+fn passes_take_what_was_measured() {
+    let cost = |pass_us| PassCost::linear(pass_us, 0, AttentionCost::default());
+    let tables = vec![PartitionCosts { draft: cost(1000), verify: cost(50_000) }];
+    let measured = Some(MeasuredCosts { name: "cost-1.json".to_owned(), tables });
+    let spec =
+        SimSpec { measured, deviation: Deviation::default(), acceptance: Acceptance::from(1.0), ..spec() };
+    let report = compare(&spec, &["off", "fixed:4", "length"], &[Load::backlog(1)]);
+    let rates: Vec<f64> = report.runs.iter().map(|run| run.figures.tokens_per_s).collect();
+    // A token for each pass of 50 ms; 40 tokens for the first pass and eight more, each behind four steps of a millisecond.
+    assert!((rates[0] - 20.0).abs() < 0.5 && (82.0..84.0).contains(&rates[1]), "{report}");
+    assert!(rates[2] > rates[1], "{report}");
+    assert!(report.title.starts_with("costs as measured in cost-1.json, "), "{}", report.title);
 }
 
 #[test]

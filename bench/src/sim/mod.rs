@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use faser_engine::cost::PartitionCosts;
 use faser_engine::sim::{
-    Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Report, Roofline, Simulation, Trace,
-    Workload,
+    Acceptance, Arrivals, Deviation, DeviceCosts, Faults, Hardware, Lengths, Pair, Report, Roofline,
+    Simulation, Trace, Workload,
 };
 use faser_engine::{
     DraftSource, EngineConfig, K_LIMIT, Learned, Mechanisms, Policy, ProposedBlock, SpeculationBounds,
@@ -189,11 +189,22 @@ impl Drafts {
     }
 }
 
+/// Costs of passes that a machine has measured.
+#[derive(Clone, Debug)]
+pub struct MeasuredCosts {
+    /// What they are called.
+    pub name: String,
+    /// Of each way to share the device between the lanes, the whole device first.
+    pub tables: Vec<PartitionCosts>,
+}
+
 /// What to simulate.
 #[derive(Clone, Debug)]
 pub struct SimSpec {
     /// What it is called, if it has a name.
     pub preset: Option<String>,
+    /// What passes take as it was measured, in place of a model of a GPU and of a pair: those are not looked at then.
+    pub measured: Option<MeasuredCosts>,
     /// The GPU.
     pub hardware: Hardware,
     /// The models on it.
@@ -376,6 +387,7 @@ impl SimSpec {
     fn with(&self, ablation: &Ablation) -> SimSpec {
         SimSpec {
             draft_sms: ablation.splits(&self.draft_sms),
+            measured: self.measured.clone().map(|measured| measured.with_splits(ablation)),
             mechanisms: Mechanisms { sizing: self.mechanisms.sizing, ..ablation.mechanisms },
             ..self.clone()
         }
@@ -441,15 +453,10 @@ impl SimSpec {
             faults: self.faults,
             seed: self.seed,
         };
-        let roofline = Roofline::new(self.hardware, self.pair, &self.draft_sms);
-        let roofline = if self.draft_apart { roofline.with_draft_apart() } else { roofline };
-        let free = bound.is_some_and(Bound::drafts_for_nothing);
-        let roofline = if free { roofline.with_free_drafts() } else { roofline };
-        let config = EngineConfig {
-            prefix_cache: workload.shares_prompts(),
-            ..self.config(policy, load, roofline.tables())
-        };
-        let device = workload.device(BLOCK_TOKENS, roofline).deviating(self.deviation);
+        let costs = self.costs(bound);
+        let config =
+            EngineConfig { prefix_cache: workload.shares_prompts(), ..self.config(policy, load, &costs) };
+        let device = workload.device(BLOCK_TOKENS, costs).deviating(self.deviation);
         let device = device.fading(self.drafts.fade());
         let device = if bound.is_some_and(Bound::is_oracle) { device.with_oracle() } else { device };
         let simulation = Simulation::new(config, device)?.counting_until(self.duration);
@@ -457,52 +464,10 @@ impl SimSpec {
         Ok(simulation.run(workload.happenings()))
     }
 
-    fn config(&self, policy: Policy, load: &Load, partitions: Vec<PartitionCosts>) -> EngineConfig {
-        let max_running = match load.arrivals {
-            Arrivals::Backlog { .. } => (load.level as usize).min(self.max_running),
-            _ => self.max_running,
-        };
-        let blocks = self.kv_tokens / BLOCK_TOKENS;
-        EngineConfig {
-            block_size: BLOCK_TOKENS,
-            target_blocks: blocks,
-            draft: self.drafts.source(blocks),
-            max_pass_rows: self.max_pass_rows,
-            max_context: self.max_context,
-            partitions,
-            target_layers: self.pair.target.layers,
-            deterministic: false,
-            speculation: SpeculationBounds {
-                suffix_bytes: self.suffix_bytes,
-                draft_copies: self.draft_copies,
-                ..SpeculationBounds::default()
-            },
-            prefix_cache: false,
-            learned: Learned::default(),
-            tuning: Tuning {
-                max_running,
-                max_waiting: 1_000_000,
-                policy,
-                mechanisms: self.mechanisms,
-                ..Tuning::default()
-            },
-        }
-    }
-}
-
-impl fmt::Display for SimSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SimSpec { preset, hardware, pair, lengths, kv_tokens, duration, seed, .. } = self;
-        if let Some(preset) = preset {
-            write!(f, "preset {preset}: ")?;
-        }
+    /// The modelled device and pair, in words.
+    fn modelled(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SimSpec { hardware, pair, .. } = self;
         let precision = if pair.target.weight_bytes < 2.0 { " in FP8" } else { "" };
-        let seen = 100.0 * self.cached_prompts;
-        let seen = if seen > 0.0 { format!(", {seen:.0} % of prompts seen before") } else { String::new() };
-        let requests = match &self.trace {
-            Some(trace) => trace.spoken(self.duration, self.max_context).to_string(),
-            None => format!("{} lengths{seen}", lengths.name),
-        };
         // To the microsecond.
         let step_ms = (1e6 * pair.draft_step_s).round() / 1e3;
         let step = if step_ms > 0.0 { format!("{step_ms} ms") } else { "as modelled".to_owned() };
@@ -530,13 +495,82 @@ impl fmt::Display for SimSpec {
         let joined = if self.draft_apart { format!("{joined}, the draft on one more") } else { joined };
         write!(
             f,
-            "{} for {}{precision} on {} x {}{joined}, draft step {step}, {requests}, KV for {kv_tokens} tokens, {} s, seed {seed}",
-            pair.draft.name,
-            pair.target.name,
-            pair.gpus,
-            hardware.name,
-            duration.as_secs()
-        )?;
+            "{} for {}{precision} on {} x {}{joined}, draft step {step}",
+            pair.draft.name, pair.target.name, pair.gpus, hardware.name
+        )
+    }
+
+    /// What passes take, on the device of a bound if there is one.
+    fn costs(&self, bound: Option<Bound>) -> DeviceCosts {
+        if let Some(MeasuredCosts { tables, .. }) = &self.measured {
+            return tables.clone().into();
+        }
+        let roofline = Roofline::new(self.hardware, self.pair, &self.draft_sms);
+        let roofline = if self.draft_apart { roofline.with_draft_apart() } else { roofline };
+        let free = bound.is_some_and(Bound::drafts_for_nothing);
+        if free { roofline.with_free_drafts().into() } else { roofline.into() }
+    }
+
+    fn config(&self, policy: Policy, load: &Load, costs: &DeviceCosts) -> EngineConfig {
+        let max_running = match load.arrivals {
+            Arrivals::Backlog { .. } => (load.level as usize).min(self.max_running),
+            _ => self.max_running,
+        };
+        let blocks = self.kv_tokens / BLOCK_TOKENS;
+        EngineConfig {
+            block_size: BLOCK_TOKENS,
+            target_blocks: blocks,
+            draft: self.drafts.source(blocks),
+            max_pass_rows: self.max_pass_rows,
+            max_context: self.max_context,
+            partitions: costs.tables(),
+            target_layers: costs.target_layers(),
+            deterministic: false,
+            speculation: SpeculationBounds {
+                suffix_bytes: self.suffix_bytes,
+                draft_copies: self.draft_copies,
+                ..SpeculationBounds::default()
+            },
+            prefix_cache: false,
+            learned: Learned::default(),
+            tuning: Tuning {
+                max_running,
+                max_waiting: 1_000_000,
+                policy,
+                mechanisms: self.mechanisms,
+                ..Tuning::default()
+            },
+        }
+    }
+}
+
+impl MeasuredCosts {
+    /// The whole device, and those splits of it that an ablation may use.
+    fn with_splits(mut self, ablation: &Ablation) -> MeasuredCosts {
+        if let [whole, splits @ ..] = self.tables.as_slice() {
+            self.tables = [whole.clone()].into_iter().chain(ablation.splits(splits)).collect();
+        }
+        self
+    }
+}
+
+impl fmt::Display for SimSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SimSpec { preset, lengths, kv_tokens, duration, seed, .. } = self;
+        if let Some(preset) = preset {
+            write!(f, "preset {preset}: ")?;
+        }
+        match &self.measured {
+            Some(measured) => write!(f, "costs as measured in {}", measured.name)?,
+            None => self.modelled(f)?,
+        }
+        let seen = 100.0 * self.cached_prompts;
+        let seen = if seen > 0.0 { format!(", {seen:.0} % of prompts seen before") } else { String::new() };
+        let requests = match &self.trace {
+            Some(trace) => trace.spoken(self.duration, self.max_context).to_string(),
+            None => format!("{} lengths{seen}", lengths.name),
+        };
+        write!(f, ", {requests}, KV for {kv_tokens} tokens, {} s, seed {seed}", duration.as_secs())?;
         if matches!(self.acceptance, Acceptance::Inverted(_)) {
             write!(f, ", confidence inverted")?;
         }

@@ -24,6 +24,14 @@ pub enum LoadError {
         .0.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
     )]
     NoDemoPair(Vec<PathBuf>),
+    /// A file of cost tables cannot be used.
+    #[error("the cost tables in {}: {problem}", path.display())]
+    CostFile {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        problem: String,
+    },
     /// A text has nothing that could be predicted.
     #[error("the text has {0} tokens: two are needed at least, one that the other is predicted from")]
     ShortText(usize),

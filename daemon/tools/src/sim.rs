@@ -9,13 +9,16 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use faser_bench::BenchError;
-use faser_bench::sim::{Bound, Contender, Drafts, Load, SimReport, SimRun, SimSpec, read_trace};
+use faser_bench::sim::{
+    Bound, Contender, Drafts, Load, MeasuredCosts, SimReport, SimRun, SimSpec, read_trace,
+};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Links, Pair, PassParts, Preset, Roofline,
     Trace,
 };
 use faser_engine::{Mechanisms, SpeculationMode};
+use faser_loading::costs::tables_in;
 use faser_terminal::{SystemError, println};
 use faser_topology::{Link, LinkKind};
 
@@ -51,9 +54,14 @@ Examples:
   faser sim --pair llama3 --tp 4 --passes nvlink,pcie                 where the time of passes over four GPUs goes
   faser sim --lengths longbench --cached-prompts 0.8 --rates 2 --preset eager-drafts      prompts that mostly begin alike
   faser sim --preset eager-drafts --replay conversation_trace.jsonl --replay-speed 0.5 --duration 600     Mooncake's trace
+  faser sim --costs ~/.cache/faser/cost-0123456789abcdef.json --batches 1,4,16    what policies would do on this machine
   faser sim --device a100 --pair llama3 --rates 2 --trace trace.json
   faser sim --batches 1 --acceptance 0.96 --policy faser --trace-picture lanes.svg      what both lanes did, as a picture")]
 pub struct SimArgs {
+    /// What passes take on a machine of yours, in place of a model of a GPU and of models: a file that `faser check` or a start has cached,
+    /// and named. The draft steps as it does there; KV is for 262,144 tokens unless --kv-tokens says otherwise.
+    #[arg(long, value_name = "FILE", conflicts_with_all = MODELLED)]
+    pub costs: Option<PathBuf>,
     /// The GPU: h100, h200 or a100.
     #[arg(long, default_value = "h100", value_parser = device)]
     pub device: Hardware,
@@ -210,6 +218,27 @@ pub struct SimArgs {
     pub trace_for: Option<f64>,
 }
 
+/// Options of the model of a GPU and of models.
+const MODELLED: [&str; 15] = [
+    "device",
+    "preset",
+    "pair",
+    "tp",
+    "link",
+    "overlap_all_reduce",
+    "passes",
+    "launches",
+    "draft_step",
+    "fp8",
+    "one_pass",
+    "head",
+    "block",
+    "draft_sms",
+    "draft_placement",
+];
+/// Tokens whose KV fits beside measured costs unless one says otherwise.
+const AMPLE_KV: usize = 262_144;
+
 /// How much less often a place of one pass is right than the one before, unless one says otherwise.
 const FADE: f64 = 0.95;
 /// Seconds that a trace and a picture hold unless one says otherwise: a picture holds some passes of a large model.
@@ -317,6 +346,9 @@ impl SimArgs {
             return wrong("--replay-speed must be above 0, such as 2");
         }
         let zero = |share: Option<f64>| share.unwrap_or(0.0);
+        if self.bounds && self.costs.is_some() {
+            return wrong("--bounds needs a modelled device: leave --costs out");
+        }
         let shares = [self.cancelled, zero(self.acceptance), self.cached_prompts, zero(self.one_pass)];
         if !shares.iter().all(|p| (0.0..=1.0).contains(p)) {
             return wrong("--cancelled, --acceptance, --cached-prompts and --one-pass are shares, 0 to 1");
@@ -356,8 +388,12 @@ impl SimArgs {
         if !pair.target.heads.is_multiple_of(pair.target.tp) {
             return wrong(&format!("--tp must divide the target's {} heads", pair.target.heads));
         }
-        let kv_tokens = self.kv_tokens.or(preset.kv_tokens);
+        let measured = self.costs.as_ref().map(|file| measured(file)).transpose()?;
+        let kv_tokens = self.kv_tokens.or(measured.as_ref().map(|_| AMPLE_KV)).or(preset.kv_tokens);
         let kv_tokens = kv_tokens.unwrap_or_else(|| pair.kv_tokens(self.device.memory_bytes));
+        if kv_tokens < 1024 && self.kv_tokens.is_some() {
+            return wrong("--kv-tokens must be at least 1024");
+        }
         if kv_tokens < 1024 {
             return wrong(&format!(
                 "{} on {} leaves KV for {kv_tokens} tokens: choose another --device, or say --kv-tokens",
@@ -383,6 +419,7 @@ impl SimArgs {
         let called = |preset: Preset| format!("{}{}", preset.name, if changed { ", changed" } else { "" });
         Ok(SimSpec {
             preset: self.preset.map(called),
+            measured,
             hardware: Hardware {
                 links: Links {
                     overlapped: self.overlap_all_reduce,
@@ -458,6 +495,10 @@ fn show(run: &SimRun) {
 fn write(file: &Path, content: Result<Vec<u8>, std::io::Error>) -> Result<()> {
     let written = content.and_then(|content| fs::write(file, content));
     Ok(written.map_err(|source| SystemError::Write { path: file.to_owned(), source })?)
+}
+
+fn measured(file: &Path) -> Result<MeasuredCosts> {
+    Ok(MeasuredCosts { name: file.display().to_string(), tables: tables_in(file)? })
 }
 
 fn device(name: &str) -> Result<Hardware, String> {
@@ -565,6 +606,43 @@ mod tests {
         let title = "Qwen3-0.6B for Qwen3-32B on 1 x h100, draft step 2.4 ms, sharegpt lengths";
         assert!(spec.to_string().starts_with(title), "{spec}");
         assert_eq!(args.loads(&spec).len(), 5);
+    }
+
+    #[test]
+    fn measured_costs_take_the_place_of_the_modelled_device() {
+        let file = std::env::temp_dir().join(format!("faser-sim-costs-{}.json", std::process::id()));
+        let lane =
+            |ns: u64| serde_json::json!({"passes": [[1, ns], [64, 2 * ns]], "per_kv_fs": 1, "per_row_fs": 1});
+        let table = |ns| serde_json::json!({"draft": lane(ns / 10), "verify": lane(ns)});
+        let content = |tables: &[serde_json::Value]| {
+            serde_json::json!({"format": 6, "key": {}, "measured_unix_s": 1, "tables": tables}).to_string()
+        };
+        let spec = |content: String, more: &str| {
+            std::fs::write(&file, content).unwrap();
+            args(&format!("faser sim --costs {} {more}", file.display())).unwrap().spec()
+        };
+        let sound = spec(content(&[table(1000), table(2000)]), "").unwrap();
+        assert_eq!(
+            (sound.measured.map(|measured| measured.tables.len()), sound.kv_tokens),
+            (Some(2), AMPLE_KV)
+        );
+        assert_eq!(spec(content(&[table(1000)]), "--kv-tokens 2048").unwrap().kv_tokens, 2048);
+        let problem = |content: String, more: &str| spec(content, more).unwrap_err().to_string();
+        for (text, more, part) in [
+            (content(&[]), "", "it has 0 tables"),
+            (content(&[table(0)]), "", "takes no time"),
+            ("{".to_owned(), "", "it is damaged"),
+            (content(&[table(1000)]), "--bounds", "leave --costs out"),
+            (content(&[table(1000)]), "--kv-tokens 5", "at least 1024"),
+        ] {
+            let problem = problem(text, more);
+            assert!(problem.contains(part), "{problem}");
+        }
+        std::fs::remove_file(&file).unwrap();
+        let none = args(&format!("faser sim --costs {}", file.display())).unwrap().spec().unwrap_err();
+        assert!(none.to_string().contains("no such file; `faser check`"), "{none}");
+        assert!(args("faser sim --costs x.json --device h200").is_err());
+        assert!(args("faser sim --costs x.json --head").is_err());
     }
 
     #[test]

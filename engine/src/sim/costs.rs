@@ -55,8 +55,16 @@ impl Deviation {
 const LAYERS: usize = 32;
 
 impl DeviceCosts {
+    /// What an engine is told of them: of each way to share the device, the whole device first.
+    pub fn tables(&self) -> Vec<PartitionCosts> {
+        match self {
+            DeviceCosts::Tables(tables) => tables.clone(),
+            DeviceCosts::Roofline(roofline) => roofline.tables(),
+        }
+    }
+
     /// Layers of the target, at which pruning checkpoints divide a pass.
-    pub(super) fn target_layers(&self) -> usize {
+    pub fn target_layers(&self) -> usize {
         match self {
             DeviceCosts::Tables(_) => LAYERS,
             DeviceCosts::Roofline(roofline) => roofline.target_layers(),

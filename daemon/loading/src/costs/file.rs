@@ -8,7 +8,7 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::json_file::{Unusable, path_of, read_json, write_json};
+use super::json_file::{Unusable, path_of, read_json, read_of_any, write_json};
 
 /// Number of the format; another number, another meaning of the fields, or another way to measure them.
 const FORMAT: u64 = 6;
@@ -60,20 +60,12 @@ impl<'a> CostFile<'a> {
     /// The file is there, but must not be used.
     pub(super) fn read(&self, partitions: usize) -> Result<Option<CachedCosts>, Unusable> {
         let Some(value) = read_json(&self.path, FORMAT, self.key)? else { return Ok(None) };
-        let measured_s = u64::deserialize(&value["measured_unix_s"])?;
-        let tables: Vec<Table> = Vec::deserialize(&value["tables"])?;
-        if tables.len() != partitions {
-            return Err(Unusable::Partitions { found: tables.len(), wanted: partitions });
+        let cached = CachedCosts::of(&value)?;
+        let found = cached.partitions.len();
+        if found != partitions {
+            return Err(Unusable::Partitions { found, wanted: partitions });
         }
-        let costs = tables.iter().enumerate().map(|(table, Table { draft, verify })| {
-            let believed =
-                |lane: &LaneTable| lane.cost().map_err(|problem| Unusable::Implausible { table, problem });
-            Ok(PartitionCosts { draft: believed(draft)?, verify: believed(verify)? })
-        });
-        Ok(Some(CachedCosts {
-            partitions: costs.collect::<Result<_, Unusable>>()?,
-            measured: UNIX_EPOCH.checked_add(Duration::from_secs(measured_s)).unwrap_or(UNIX_EPOCH),
-        }))
+        Ok(Some(cached))
     }
 
     /// Keeps the tables: whoever reads at any time sees the whole file or the one before.
@@ -93,6 +85,32 @@ impl<'a> CostFile<'a> {
             "tables": cached.partitions.iter().map(table).collect::<Vec<_>>(),
         });
         write_json(&self.path, PREFIX, FORMAT, self.key, content)
+    }
+}
+
+/// The tables of a file, whatever machine and models they were measured with; none if it is not there.
+///
+/// # Errors
+/// The file is there, but is not such a file.
+pub(super) fn tables_in(path: &Path) -> Result<Option<Vec<PartitionCosts>>, Unusable> {
+    let Some(value) = read_of_any(path, FORMAT)? else { return Ok(None) };
+    let costs = CachedCosts::of(&value)?.partitions;
+    if costs.is_empty() { Err(Unusable::Partitions { found: 0, wanted: 1 }) } else { Ok(Some(costs)) }
+}
+
+impl CachedCosts {
+    fn of(value: &Value) -> Result<CachedCosts, Unusable> {
+        let measured_s = u64::deserialize(&value["measured_unix_s"])?;
+        let tables: Vec<Table> = Vec::deserialize(&value["tables"])?;
+        let costs = tables.iter().enumerate().map(|(table, Table { draft, verify })| {
+            let believed =
+                |lane: &LaneTable| lane.cost().map_err(|problem| Unusable::Implausible { table, problem });
+            Ok(PartitionCosts { draft: believed(draft)?, verify: believed(verify)? })
+        });
+        Ok(CachedCosts {
+            partitions: costs.collect::<Result<_, Unusable>>()?,
+            measured: UNIX_EPOCH.checked_add(Duration::from_secs(measured_s)).unwrap_or(UNIX_EPOCH),
+        })
     }
 }
 

@@ -43,11 +43,23 @@ pub(super) fn path_of(folder: &Path, prefix: &str, key: &Value) -> PathBuf {
     folder.join(format!("{prefix}{}.json", hash.hex()))
 }
 
-/// What a file holds, if it is there.
+/// What a file of one key holds, if it is there.
 ///
 /// # Errors
 /// The file is there, but must not be used.
 pub(super) fn read_json(path: &Path, format: u64, key: &Value) -> Result<Option<Value>, Unusable> {
+    let Some(value) = read_of_any(path, format)? else { return Ok(None) };
+    match difference("key", key, &value["key"]) {
+        Some(field) => Err(Unusable::Key { field }),
+        None => Ok(Some(value)),
+    }
+}
+
+/// What a file holds, whatever its key, if it is there.
+///
+/// # Errors
+/// The file is there, but must not be used.
+pub(super) fn read_of_any(path: &Path, format: u64) -> Result<Option<Value>, Unusable> {
     let mut bytes = Vec::new();
     let file = match File::open(path) {
         Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -61,10 +73,7 @@ pub(super) fn read_json(path: &Path, format: u64, key: &Value) -> Result<Option<
     if value["format"] != format {
         return Err(Unusable::Format { found: value["format"].clone(), wanted: format });
     }
-    match difference("key", key, &value["key"]) {
-        Some(field) => Err(Unusable::Key { field }),
-        None => Ok(Some(value)),
-    }
+    Ok(Some(value))
 }
 
 /// Keeps `content`, an object, with format and key: whoever reads at any time sees the whole file or the one before.

@@ -104,6 +104,21 @@ pub fn tables(
     Ok(CostTables { partitions, source, learned: Some(LearnedFile::new(&folder, &key, &samples)) })
 }
 
+/// The tables in a file that an earlier start has cached, of whatever machine and models.
+///
+/// # Errors
+/// The file is not there, or not such a file.
+pub fn tables_in(path: &Path) -> Result<Vec<PartitionCosts>, LoadError> {
+    let unusable = |problem: String| LoadError::CostFile { path: path.to_owned(), problem };
+    match file::tables_in(path) {
+        Ok(Some(tables)) => Ok(tables),
+        Ok(None) => {
+            Err(unusable("there is no such file; `faser check` names the one it has measured".to_owned()))
+        }
+        Err(why) => Err(unusable(why.to_string())),
+    }
+}
+
 /// Where what takes long to find out is cached between two starts, if anywhere.
 pub(crate) fn folder(config: &Config) -> Option<PathBuf> {
     match &config.cost_cache {
