@@ -21,8 +21,8 @@ const KV_SPARE: usize = 4;
 const PLAN_IN_ORDER: u64 = 16;
 /// Draft plans of a round that may be as long as a plan can be, at most.
 const MOST_LONG_PLANS: usize = 8;
-/// Share of displaced rows up to which a round may have more than one: where more prompts wait, those come first.
-const MOST_DISPLACED: f64 = 0.2;
+/// How far rows of prompts may wait where a round has more than one: where more do, those come first.
+const MOST_WAITING: f64 = 0.2;
 /// Of so many draft plans one tells the draft's candidates, where nothing is prepared by them.
 const RANKS_EVERY: u64 = 16;
 /// Rows of one sequence that nobody minds: what a round commits, and a step.
@@ -130,7 +130,8 @@ impl Engine {
             }
         }
         let sequences = scratch.candidates.len();
-        let displaced = self.planner.look(&Waiting { prompt_rows, prompts, sequences, most, due, on_target });
+        let waiting = Waiting { prompt_rows, prompts, sequences, most, due, on_target };
+        let displaced = self.planner.look(&waiting);
         let (rows, prefill_rows) = self.room(sequences, prompt_rows);
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         self.planner.plan(&batch, &mut scratch.lengths);
@@ -253,7 +254,7 @@ impl Engine {
             }
         }
         let most = self.config.max_pass_rows;
-        if long == 0 || all <= most || self.planner.displaced().share > MOST_DISPLACED {
+        if long == 0 || all <= most || self.planner.waiting() > MOST_WAITING {
             return 0;
         }
         let within = self.long_rows(MOST_LONG_PLANS * most).unwrap_or(usize::MAX);

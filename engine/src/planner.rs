@@ -324,6 +324,11 @@ impl Planner {
         self.steering.look(waiting, self.partitions.first().filter(|_| predicts))
     }
 
+    /// How far rows of prompts wait, 0 to 1; see [`Planner::look`].
+    pub(crate) fn waiting(&self) -> f64 {
+        self.steering.waiting()
+    }
+
     /// What a row of this round displaces.
     pub(crate) fn displaced(&self) -> Displaced {
         self.steering.displaced()

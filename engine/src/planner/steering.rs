@@ -27,10 +27,12 @@ const WAITING_S: f64 = 0.4;
 /// who decodes would be alone for long, with rows that nobody else could fill.
 const WAITING_EACH: f64 = 2.0;
 const MOST_DISPLACED: f64 = 0.9;
-/// Tokens of a prompt from which on it is long. Of shorter ones fewer are many, by the square of their length: they hold nobody up for long, and who
-/// decodes soon makes the rows of all cheaper. That much they weigh in the size of a pass.
+/// Rows left of a prompt, in the mean of those that wait, from which on they are long. Shorter ones count as more in the size of a pass, by the square
+/// of how much shorter they are: they hold nobody up for long, and then decode beside the others, which makes the rows of all cheaper. A long one
+/// among them lowers that: what passes are filled up to, it would fill.
 const LONG_PROMPT: f64 = 512.0;
-/// The displaced share of prompts that weigh most by being short.
+const SHORTEST_PROMPT: f64 = 16.0;
+/// The displaced share of short prompts that fill passes and do not fit all the same.
 const SHORT_PRICE: f64 = 0.4;
 
 /// The share of a pass that one sequence fewer that decodes is worth where rows of prompts are displaced. While more comes than can be served, what was
@@ -184,8 +186,9 @@ pub(super) struct Steering {
     hurried: bool,
     /// Rows of a pass that latency targets ask for.
     targeted: Option<usize>,
-    /// What the prompts that wait weigh in the size of a pass, at most 1.
-    weight: f64,
+    /// How far what waits fills passes, 0 to 1, and how far rows wait, whatever the length of their prompts.
+    filling: f64,
+    waiting: f64,
     displaced: Displaced,
     account: Account,
     /// Seconds of draft plans that a round waited for, since the last verify pass.
@@ -215,7 +218,8 @@ impl Steering {
             draft_s: 0.0,
             sequences: 0,
             kv_short: false,
-            weight: 0.0,
+            filling: 0.0,
+            waiting: 0.0,
             displaced: Displaced::default(),
             account: Account::default(),
             drafted_s: 0.0,
@@ -234,13 +238,13 @@ impl Steering {
     pub(super) fn tuned(&mut self, sized: bool) {
         self.sized = sized;
         self.account = Account::default();
-        (self.displaced, self.weight) = (Displaced::default(), 0.0);
+        (self.displaced, self.filling, self.waiting) = (Displaced::default(), 0.0, 0.0);
         (self.drafted_s, self.deferred_s, self.returned_s) = (0.0, 0.0, 0.0);
     }
 
     /// Looks at what waits as a round begins. Without costs nothing is known of what it displaces.
     pub(super) fn look(&mut self, waiting: &Waiting, costs: Option<&PartitionCosts>) -> Displaced {
-        (self.displaced, self.weight) = (Displaced::default(), 0.0);
+        (self.displaced, self.filling, self.waiting) = (Displaced::default(), 0.0, 0.0);
         (self.hurried, self.targeted) = (false, None);
         self.sequences = waiting.sequences;
         if let Some(PartitionCosts { verify, .. }) = costs {
@@ -252,26 +256,37 @@ impl Steering {
             let (due_rows, due_s) = waiting.due;
             let passes = due_rows.div_ceil(fits.max(least).max(1));
             self.hurried = self.sized && passes as f64 * verify.seconds(size, Reach::NONE) > due_s;
-            // Else prompts get what they get, whatever is proposed.
-            if fits > least && waiting.most.is_none_or(|most| fits < most) {
+            if waiting.most.is_none_or(|most| fits < most) {
+                let beyond = waiting.prompt_rows.saturating_sub(fits.max(least)) as f64;
+                let part = beyond / waiting.prompt_rows.max(1) as f64;
+                let prompts = part * waiting.prompts as f64;
+                let each = prompts / waiting.sequences.max(1) as f64 / WAITING_EACH;
+                let length = waiting.prompt_rows as f64 / waiting.prompts.max(1) as f64;
+                let shorter = LONG_PROMPT / length.clamp(SHORTEST_PROMPT, LONG_PROMPT);
+                // One alone waits for its second pass, short or not.
+                let several = (1.0 - 1.0 / prompts).max(0.0);
+                let short = if self.sized { (several * each * shorter.powi(2)).min(1.0) } else { 0.0 };
                 let size = self.sizes.at(1.0);
                 let row_s = verify.seconds(size, Reach::NONE) / size as f64;
-                let beyond = waiting.prompt_rows.saturating_sub(fits) as f64;
-                let rows_wait = beyond * row_s / WAITING_S;
-                let bound = verify.row_seconds(size) < BOUND * row_s;
-                let most = if bound { 1.0 } else { MOST_DISPLACED };
-                let hold_s = HOLD * verify.seconds(fits + waiting.sequences, Reach::NONE);
-                let prompts = waiting.prompts as f64 * beyond / waiting.prompt_rows.max(1) as f64;
-                let prompts_wait = prompts / waiting.sequences.max(1) as f64 / WAITING_EACH;
-                let length = waiting.prompt_rows as f64 / waiting.prompts.max(1) as f64;
-                let weight = (prompts_wait * (LONG_PROMPT / length.max(1.0)).powi(2).max(1.0)).min(1.0);
-                self.weight = rows_wait.min(1.0).max(weight);
-                let share = rows_wait.max(prompts_wait).max(SHORT_PRICE * weight).min(most);
-                self.displaced = Displaced { row_s, share, hold_s };
+                // Else prompts get what they get, whatever is proposed.
+                let displaces = fits > least;
+                if displaces {
+                    self.waiting = (beyond * row_s / WAITING_S).max(each).min(1.0);
+                }
+                self.filling = self.waiting.max(short);
+                if displaces {
+                    let bound = verify.row_seconds(size) < BOUND * row_s;
+                    let most = if bound { 1.0 } else { MOST_DISPLACED };
+                    let hold_s = HOLD * verify.seconds(fits + waiting.sequences, Reach::NONE);
+                    let fits = self.pass_rows().saturating_sub(waiting.sequences);
+                    let left = waiting.prompt_rows.saturating_sub(fits) as f64 / beyond.max(1.0);
+                    let share = self.waiting.max(SHORT_PRICE * short * left.min(1.0)).min(most);
+                    self.displaced = Displaced { row_s, share, hold_s };
+                }
             }
             let on_target = &waiting.on_target;
             if self.sized && on_target.held > 0 {
-                let place = 1 + Sizes::place(self.weight);
+                let place = 1 + Sizes::place(self.filling);
                 self.targeted = Some(on_target.sizes[on_target.best(place)].0);
                 self.hurried = false;
             }
@@ -297,6 +312,11 @@ impl Steering {
             seconds: sizes.map(|size| self.draft_s + verify.seconds(size, Reach::NONE)),
             ..OnTarget::default()
         }
+    }
+
+    /// How far rows of prompts wait, 0 to 1, whatever the length of their prompts.
+    pub(super) fn waiting(&self) -> f64 {
+        self.waiting
     }
 
     /// What a row of this round displaces.
@@ -340,7 +360,7 @@ impl Steering {
         match self.targeted {
             _ if !self.sized || self.hurried => self.max_pass_rows,
             Some(rows) => rows,
-            None => self.sizes.at(self.weight),
+            None => self.sizes.at(self.filling),
         }
     }
 
@@ -523,19 +543,33 @@ mod tests {
     }
 
     #[test]
-    fn a_few_short_prompts_fill_passes_and_one_of_as_many_rows_does_not() {
+    fn a_few_short_prompts_fill_passes_and_long_ones_or_one_alone_do_not() {
         let costs = costs();
         let mut steering = Steering::new(std::slice::from_ref(&costs), 8192);
-        let mut rows = |prompts| {
-            let prompt_rows = steering.smallest_size() + 320;
-            let (most, due) = (None, (0, f64::INFINITY));
-            let waiting =
-                Waiting { prompt_rows, prompts, sequences: 64, most, due, on_target: OnTarget::default() };
+        // Rows of a pass, what a row displaces, and how far rows wait for all that is short.
+        let mut look = |prompts: usize, rows: usize, sequences| {
+            let waiting = Waiting {
+                prompt_rows: prompts * rows,
+                prompts,
+                sequences,
+                most: None,
+                due: (0, f64::INFINITY),
+                on_target: OnTarget::default(),
+            };
             steering.look(&waiting, Some(&costs));
-            steering.view(true).pass_rows
+            (steering.view(true).pass_rows, steering.displaced().share, steering.waiting())
         };
-        let (one, many) = (rows(1), rows(40));
-        assert!(one < many && one == steering.smallest_size(), "{one} {many}");
+        let (smallest, ..) = look(0, 0, 64);
+        let fits = smallest - 64;
+        let prompts = fits / 32 + 8;
+        let (filled, share, waits) = look(prompts, 32, 64);
+        assert!(filled > smallest && waits < 0.2, "{filled} {smallest} {waits}");
+        // They all fit then, and displace as little as a long one of as many rows.
+        let (long, as_long, _) = look(1, prompts * 32, 64);
+        assert!(long == smallest && (share - as_long).abs() < 1e-9, "{long} {share} {as_long}");
+        assert_eq!(look(1, fits + 20, 64).0, smallest);
+        // Also where sequences leave prompts no more than they always get.
+        assert!(look(fits, 16, smallest).0 > smallest && look(2, 2000, smallest).0 == smallest);
     }
 
     #[test]
