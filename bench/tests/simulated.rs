@@ -88,7 +88,7 @@ fn at_a_batch_of_one_speculation_pays_as_a_pen_and_paper_says() {
 fn passes_take_what_was_measured() {
     let cost = |pass_us| PassCost::linear(pass_us, 0, AttentionCost::default());
     let tables = vec![PartitionCosts { draft: cost(1000), verify: cost(50_000) }];
-    let measured = Some(MeasuredCosts { name: "cost-1.json".to_owned(), tables });
+    let measured = Some(MeasuredCosts { name: "cost-1.json".to_owned(), tables, target_layers: 8 });
     let spec =
         SimSpec { measured, deviation: Deviation::default(), acceptance: Acceptance::from(1.0), ..spec() };
     let report = compare(&spec, &["off", "fixed:4", "length"], &[Load::backlog(1)]);

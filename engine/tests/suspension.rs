@@ -21,7 +21,7 @@ struct Moment {
 fn backlog(partitions: &[PartitionCosts], acceptance: f64) -> Vec<Moment> {
     let slow = PassCost::linear(2000, 1, ATTENTION);
     let truth = partitions.iter().map(|costs| PartitionCosts { draft: slow.clone(), ..costs.clone() });
-    let costs = DeviceCosts::Tables(truth.collect());
+    let costs = DeviceCosts::from(truth.collect::<Vec<_>>());
     let config = EngineConfig { partitions: partitions.to_vec(), ..config(Policy::Faser) };
     let device = SimDevice::new(7, VOCABULARY, acceptance, config.block_size, costs);
     let requests = (0..150).map(|seq| request(seq, vec![seq as u32 % VOCABULARY; 8], 100));

@@ -196,6 +196,8 @@ pub struct MeasuredCosts {
     pub name: String,
     /// Of each way to share the device between the lanes, the whole device first.
     pub tables: Vec<PartitionCosts>,
+    /// Layers of the target, at which pruning checkpoints divide a pass.
+    pub target_layers: usize,
 }
 
 /// What to simulate.
@@ -370,6 +372,9 @@ impl SimSpec {
 
     /// Of all that is tried on a bound's device the policy of the lowest mean latency, what it brought, and the rows of its passes.
     fn bound(&self, bound: Bound, load: &Load) -> Result<Option<(Policy, Figures, usize)>, BenchError> {
+        if self.measured.is_some() {
+            return Err(BenchError::Spec("--bounds needs a modelled device: leave --costs out".to_owned()));
+        }
         let mut best: Option<(Policy, Figures, usize)> = None;
         for max_pass_rows in Bound::sizes(self.max_running, self.max_pass_rows) {
             let spec = SimSpec { max_pass_rows, ..self.clone() };
@@ -502,8 +507,8 @@ impl SimSpec {
 
     /// What passes take, on the device of a bound if there is one.
     fn costs(&self, bound: Option<Bound>) -> DeviceCosts {
-        if let Some(MeasuredCosts { tables, .. }) = &self.measured {
-            return tables.clone().into();
+        if let Some(MeasuredCosts { tables, target_layers, .. }) = &self.measured {
+            return DeviceCosts::Tables { partitions: tables.clone(), target_layers: *target_layers };
         }
         let roofline = Roofline::new(self.hardware, self.pair, &self.draft_sms);
         let roofline = if self.draft_apart { roofline.with_draft_apart() } else { roofline };

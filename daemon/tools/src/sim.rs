@@ -18,7 +18,7 @@ use faser_engine::sim::{
     Trace,
 };
 use faser_engine::{Mechanisms, SpeculationMode};
-use faser_loading::costs::tables_in;
+use faser_loading::costs::{EarlierCosts, earlier};
 use faser_terminal::{SystemError, println};
 use faser_topology::{Link, LinkKind};
 
@@ -59,8 +59,8 @@ Examples:
   faser sim --batches 1 --acceptance 0.96 --policy faser --trace-picture lanes.svg      what both lanes did, as a picture")]
 pub struct SimArgs {
     /// What passes take on a machine of yours, in place of a model of a GPU and of models: a file that `faser check` or a start has cached,
-    /// and named. The draft steps as it does there; KV is for 262,144 tokens unless --kv-tokens says otherwise.
-    #[arg(long, value_name = "FILE", conflicts_with_all = MODELLED)]
+    /// and named. Rows of a pass are those of that start, and KV is for 262,144 tokens, unless --max-pass-rows and --kv-tokens say otherwise.
+    #[arg(long, value_name = "FILE", conflicts_with_all = MODELLED, conflicts_with = "bounds")]
     pub costs: Option<PathBuf>,
     /// The GPU: h100, h200 or a100.
     #[arg(long, default_value = "h100", value_parser = device)]
@@ -116,9 +116,9 @@ pub struct SimArgs {
     /// Sequences that may run at once.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_running: usize,
-    /// Rows of a pass.
-    #[arg(long, value_name = "N", default_value_t = 2048)]
-    pub max_pass_rows: usize,
+    /// Rows of a pass; without it 2048, or those of --costs.
+    #[arg(long, value_name = "N")]
+    pub max_pass_rows: Option<usize>,
     /// Fill passes up to that also while sequences decode, whatever the policy would take.
     #[arg(long)]
     pub full_passes: bool,
@@ -219,7 +219,7 @@ pub struct SimArgs {
 }
 
 /// Options of the model of a GPU and of models.
-const MODELLED: [&str; 15] = [
+const MODELLED: [&str; 12] = [
     "device",
     "preset",
     "pair",
@@ -230,14 +230,13 @@ const MODELLED: [&str; 15] = [
     "launches",
     "draft_step",
     "fp8",
-    "one_pass",
-    "head",
-    "block",
     "draft_sms",
     "draft_placement",
 ];
 /// Tokens whose KV fits beside measured costs unless one says otherwise.
 const AMPLE_KV: usize = 262_144;
+/// Rows of a pass of the modelled device, likewise.
+const MAX_PASS_ROWS: usize = 2048;
 
 /// How much less often a place of one pass is right than the one before, unless one says otherwise.
 const FADE: f64 = 0.95;
@@ -346,9 +345,6 @@ impl SimArgs {
             return wrong("--replay-speed must be above 0, such as 2");
         }
         let zero = |share: Option<f64>| share.unwrap_or(0.0);
-        if self.bounds && self.costs.is_some() {
-            return wrong("--bounds needs a modelled device: leave --costs out");
-        }
         let shares = [self.cancelled, zero(self.acceptance), self.cached_prompts, zero(self.one_pass)];
         if !shares.iter().all(|p| (0.0..=1.0).contains(p)) {
             return wrong("--cancelled, --acceptance, --cached-prompts and --one-pass are shares, 0 to 1");
@@ -388,7 +384,7 @@ impl SimArgs {
         if !pair.target.heads.is_multiple_of(pair.target.tp) {
             return wrong(&format!("--tp must divide the target's {} heads", pair.target.heads));
         }
-        let measured = self.costs.as_ref().map(|file| measured(file)).transpose()?;
+        let (measured, measured_rows) = self.costs.as_ref().map(|file| measured(file)).transpose()?.unzip();
         let kv_tokens = self.kv_tokens.or(measured.as_ref().map(|_| AMPLE_KV)).or(preset.kv_tokens);
         let kv_tokens = kv_tokens.unwrap_or_else(|| pair.kv_tokens(self.device.memory_bytes));
         if kv_tokens < 1024 && self.kv_tokens.is_some() {
@@ -444,7 +440,7 @@ impl SimArgs {
             mechanisms: Mechanisms { sizing: !self.full_passes, ..Mechanisms::default() },
             kv_tokens,
             max_running: self.max_running,
-            max_pass_rows: self.max_pass_rows,
+            max_pass_rows: self.max_pass_rows.or(measured_rows).unwrap_or(MAX_PASS_ROWS),
             max_context,
             lengths: self.lengths,
             trace: trace.map(Arc::new),
@@ -497,8 +493,12 @@ fn write(file: &Path, content: Result<Vec<u8>, std::io::Error>) -> Result<()> {
     Ok(written.map_err(|source| SystemError::Write { path: file.to_owned(), source })?)
 }
 
-fn measured(file: &Path) -> Result<MeasuredCosts> {
-    Ok(MeasuredCosts { name: file.display().to_string(), tables: tables_in(file)? })
+/// Costs in a file, and the rows of a pass that they go up to.
+fn measured(file: &Path) -> Result<(MeasuredCosts, usize)> {
+    let EarlierCosts { partitions: tables, max_rows, target_layers, debug } = earlier(file)?;
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let name = if debug { format!("{name} (a debug build)") } else { name.into_owned() };
+    Ok((MeasuredCosts { name, tables, target_layers }, max_rows))
 }
 
 fn device(name: &str) -> Result<Hardware, String> {
@@ -614,35 +614,47 @@ mod tests {
         let lane =
             |ns: u64| serde_json::json!({"passes": [[1, ns], [64, 2 * ns]], "per_kv_fs": 1, "per_row_fs": 1});
         let table = |ns| serde_json::json!({"draft": lane(ns / 10), "verify": lane(ns)});
+        let key = serde_json::json!({"build": "debug", "max_rows": 96, "target": {"layers": 7}});
         let content = |tables: &[serde_json::Value]| {
-            serde_json::json!({"format": 6, "key": {}, "measured_unix_s": 1, "tables": tables}).to_string()
+            serde_json::json!({"format": 6, "key": key, "measured_unix_s": 1, "tables": tables}).to_string()
         };
-        let spec = |content: String, more: &str| {
+        let spec = |content: &str, more: &str| {
             std::fs::write(&file, content).unwrap();
             args(&format!("faser sim --costs {} {more}", file.display())).unwrap().spec()
         };
-        let sound = spec(content(&[table(1000), table(2000)]), "").unwrap();
-        assert_eq!(
-            (sound.measured.map(|measured| measured.tables.len()), sound.kv_tokens),
-            (Some(2), AMPLE_KV)
+        let sound = content(&[table(1000), table(2000)]);
+        let read = spec(&sound, "").unwrap();
+        let name = file.file_name().unwrap().to_string_lossy();
+        assert!(
+            read.to_string().starts_with(&format!("costs as measured in {name} (a debug build), ")),
+            "{read}"
         );
-        assert_eq!(spec(content(&[table(1000)]), "--kv-tokens 2048").unwrap().kv_tokens, 2048);
-        let problem = |content: String, more: &str| spec(content, more).unwrap_err().to_string();
+        let measured = read.measured.unwrap();
+        assert_eq!((measured.tables.len(), measured.target_layers), (2, 7));
+        assert_eq!((read.kv_tokens, read.max_pass_rows), (AMPLE_KV, 96));
+        let asked = spec(&sound, "--kv-tokens 2048 --max-pass-rows 512 --head --one-pass").unwrap();
+        assert_eq!((asked.kv_tokens, asked.max_pass_rows), (2048, 512));
+        assert!(asked.drafts.is_head());
+        let mut none = table(1000);
+        none["draft"] = serde_json::json!({"passes": [[1, 1], [2, 1]], "per_kv_fs": 0, "per_row_fs": 0});
         for (text, more, part) in [
-            (content(&[]), "", "it has 0 tables"),
+            (content(&[]), "", "it has 0 tables, not 1 to 64"),
+            (content(&vec![table(1000); 65]), "", "it has 65 tables"),
             (content(&[table(0)]), "", "takes no time"),
+            (content(&[none]), "", "without a draft model"),
+            (content(&[table(1000)]).replace("max_rows", "rows"), "", "it is damaged"),
             ("{".to_owned(), "", "it is damaged"),
-            (content(&[table(1000)]), "--bounds", "leave --costs out"),
-            (content(&[table(1000)]), "--kv-tokens 5", "at least 1024"),
+            (sound.clone(), "--kv-tokens 5", "at least 1024"),
         ] {
-            let problem = problem(text, more);
+            let problem = spec(&text, more).unwrap_err().to_string();
             assert!(problem.contains(part), "{problem}");
         }
         std::fs::remove_file(&file).unwrap();
         let none = args(&format!("faser sim --costs {}", file.display())).unwrap().spec().unwrap_err();
         assert!(none.to_string().contains("no such file; `faser check`"), "{none}");
-        assert!(args("faser sim --costs x.json --device h200").is_err());
-        assert!(args("faser sim --costs x.json --head").is_err());
+        for more in ["--device h200", "--bounds", "--draft-step 1"] {
+            assert!(args(&format!("faser sim --costs x.json {more}")).is_err(), "{more}");
+        }
     }
 
     #[test]

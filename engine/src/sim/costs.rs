@@ -8,15 +8,21 @@ use crate::plan::{DraftChunk, DraftPlan, VerifyPlan};
 /// Where a simulated device's times come from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeviceCosts {
-    /// Measured tables, the whole device first. They include what the lanes of a partition cost each other.
-    Tables(Vec<PartitionCosts>),
+    /// Measured tables.
+    Tables {
+        /// Of each way to share the device, the whole device first. They include what the lanes of a partition cost each other.
+        partitions: Vec<PartitionCosts>,
+        /// Layers of the target, at which pruning checkpoints divide a pass.
+        target_layers: usize,
+    },
     /// A model of the device; its lanes share one memory.
     Roofline(Box<Roofline>),
 }
 
 impl From<Vec<PartitionCosts>> for DeviceCosts {
-    fn from(tables: Vec<PartitionCosts>) -> DeviceCosts {
-        DeviceCosts::Tables(tables)
+    /// Of a target of 32 layers.
+    fn from(partitions: Vec<PartitionCosts>) -> DeviceCosts {
+        DeviceCosts::Tables { partitions, target_layers: LAYERS }
     }
 }
 
@@ -51,14 +57,14 @@ impl Deviation {
     }
 }
 
-/// Layers of a target whose costs are tables.
+/// Layers of a target of whose costs there are tables alone.
 const LAYERS: usize = 32;
 
 impl DeviceCosts {
     /// What an engine is told of them: of each way to share the device, the whole device first.
     pub fn tables(&self) -> Vec<PartitionCosts> {
         match self {
-            DeviceCosts::Tables(tables) => tables.clone(),
+            DeviceCosts::Tables { partitions, .. } => partitions.clone(),
             DeviceCosts::Roofline(roofline) => roofline.tables(),
         }
     }
@@ -66,7 +72,7 @@ impl DeviceCosts {
     /// Layers of the target, at which pruning checkpoints divide a pass.
     pub fn target_layers(&self) -> usize {
         match self {
-            DeviceCosts::Tables(_) => LAYERS,
+            DeviceCosts::Tables { target_layers, .. } => *target_layers,
             DeviceCosts::Roofline(roofline) => roofline.target_layers(),
         }
     }
@@ -128,19 +134,23 @@ impl DeviceCosts {
             DeviceCosts::Roofline(roofline) => {
                 work.then(alone(plan.prune_checkpoints.len() as f64 * roofline.checkpoint_s()))
             }
-            DeviceCosts::Tables(_) => work,
+            DeviceCosts::Tables { .. } => work,
         }
     }
     pub(super) fn draft(&self, partition: usize, load: Load) -> Work {
         match self {
-            DeviceCosts::Tables(tables) => alone(tables[partition].draft.seconds(load.rows, load.reach())),
+            DeviceCosts::Tables { partitions, .. } => {
+                alone(partitions[partition].draft.seconds(load.rows, load.reach()))
+            }
             DeviceCosts::Roofline(roofline) => roofline.draft(partition, load),
         }
     }
 
     pub(super) fn verify(&self, partition: usize, load: Load) -> Work {
         match self {
-            DeviceCosts::Tables(tables) => alone(tables[partition].verify.seconds(load.rows, load.reach())),
+            DeviceCosts::Tables { partitions, .. } => {
+                alone(partitions[partition].verify.seconds(load.rows, load.reach()))
+            }
             DeviceCosts::Roofline(roofline) => roofline.verify(partition, load),
         }
     }

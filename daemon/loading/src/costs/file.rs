@@ -8,6 +8,7 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::EarlierCosts;
 use super::json_file::{Unusable, path_of, read_json, read_of_any, write_json};
 
 /// Number of the format; another number, another meaning of the fields, or another way to measure them.
@@ -15,6 +16,9 @@ const FORMAT: u64 = 6;
 /// Row counts of a table, and the largest of them.
 const MOST_POINTS: usize = 4096;
 const MOST_ROWS: usize = 1 << 20;
+/// Tables and layers of a simulated device, at most.
+const MOST_TABLES: usize = 64;
+const MOST_LAYERS: usize = 4096;
 const PREFIX: &str = "cost-";
 /// No pass takes longer, and no position costs attention more.
 const LONGEST_PASS: Duration = Duration::from_secs(30 * 86_400);
@@ -88,14 +92,27 @@ impl<'a> CostFile<'a> {
     }
 }
 
-/// The tables of a file, whatever machine and models they were measured with; none if it is not there.
+/// What a file says, whatever machine and models it was measured with; none if it is not there.
 ///
 /// # Errors
-/// The file is there, but is not such a file.
-pub(super) fn tables_in(path: &Path) -> Result<Option<Vec<PartitionCosts>>, Unusable> {
+/// The file is there, but is not such a file, or was measured without a draft.
+pub(super) fn earlier(path: &Path) -> Result<Option<EarlierCosts>, Unusable> {
     let Some(value) = read_of_any(path, FORMAT)? else { return Ok(None) };
-    let costs = CachedCosts::of(&value)?.partitions;
-    if costs.is_empty() { Err(Unusable::Partitions { found: 0, wanted: 1 }) } else { Ok(Some(costs)) }
+    let partitions = CachedCosts::of(&value)?.partitions;
+    if !(1..=MOST_TABLES).contains(&partitions.len()) {
+        return Err(Unusable::Tables { found: partitions.len(), most: MOST_TABLES });
+    }
+    let nothing = |costs: &PartitionCosts| costs.draft == PassCost::nothing();
+    if partitions.iter().any(nothing) {
+        return Err(Unusable::NoDraft);
+    }
+    let key = &value["key"];
+    Ok(Some(EarlierCosts {
+        partitions,
+        max_rows: usize::deserialize(&key["max_rows"])?,
+        target_layers: usize::deserialize(&key["target"]["layers"])?.clamp(1, MOST_LAYERS),
+        debug: key["build"] == "debug",
+    }))
 }
 
 impl CachedCosts {

@@ -34,6 +34,10 @@ pub(super) enum Unusable {
     Learned { source_name: &'static str },
     #[error("it has {found} tables, the device has {wanted} partitions")]
     Partitions { found: usize, wanted: usize },
+    #[error("it has {found} tables, not 1 to {most}")]
+    Tables { found: usize, most: usize },
+    #[error("it was measured without a draft model")]
+    NoDraft,
 }
 
 /// The file of one key in a folder; its name begins with `prefix`.

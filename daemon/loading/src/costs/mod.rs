@@ -104,14 +104,27 @@ pub fn tables(
     Ok(CostTables { partitions, source, learned: Some(LearnedFile::new(&folder, &key, &samples)) })
 }
 
-/// The tables in a file that an earlier start has cached, of whatever machine and models.
+/// What an earlier start has measured, on whatever machine and models.
+#[derive(Debug)]
+pub struct EarlierCosts {
+    /// Of each way to share the device between the lanes, the whole device first.
+    pub partitions: Vec<PartitionCosts>,
+    /// Rows that a pass had at most.
+    pub max_rows: usize,
+    /// Layers of the target.
+    pub target_layers: usize,
+    /// It was a debug build, which is slower.
+    pub debug: bool,
+}
+
+/// What is in a file that an earlier start has cached.
 ///
 /// # Errors
-/// The file is not there, or not such a file.
-pub fn tables_in(path: &Path) -> Result<Vec<PartitionCosts>, LoadError> {
+/// The file is not there, is not such a file, or was measured without a draft.
+pub fn earlier(path: &Path) -> Result<EarlierCosts, LoadError> {
     let unusable = |problem: String| LoadError::CostFile { path: path.to_owned(), problem };
-    match file::tables_in(path) {
-        Ok(Some(tables)) => Ok(tables),
+    match file::earlier(path) {
+        Ok(Some(costs)) => Ok(costs),
         Ok(None) => {
             Err(unusable("there is no such file; `faser check` names the one it has measured".to_owned()))
         }
