@@ -7,7 +7,7 @@ use super::budget::Displaced;
 use crate::cost::{PartitionCosts, Reach};
 use crate::view::SteeringView;
 
-/// Sizes of a pass: up to which weight of what waits, and the smallest whose rows cost at most so many times those of the cheapest size. While
+/// Sizes of a pass: up to which filling by what waits, and the smallest whose rows cost at most so many times those of the cheapest size. While
 /// little waits, short passes bring the tokens of those that decode sooner; when much does, cheap rows bring everyone's.
 const SIZES: [(f64, f64); 3] = [(0.3, 1.2), (0.5, 1.08), (1.0, 1.04)];
 
@@ -68,7 +68,7 @@ const CHOICES: usize = SIZES.len() + 2;
 /// Rows of a pass beside which somebody decodes, at each of [`SIZES`].
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    by_weight: [usize; SIZES.len()],
+    by_filling: [usize; SIZES.len()],
     tight: usize,
 }
 
@@ -77,22 +77,22 @@ impl Sizes {
     fn of(partitions: &[PartitionCosts], most: usize) -> Sizes {
         let size =
             |slack| partitions.first().map_or(most, |costs| costs.verify.best_size(most, slack)).max(1);
-        let mut by_weight = SIZES.map(|(_, slack)| size(slack));
-        let last = &mut by_weight[SIZES.len() - 1];
+        let mut by_filling = SIZES.map(|(_, slack)| size(slack));
+        let last = &mut by_filling[SIZES.len() - 1];
         if *last * NEAR.1 >= most * NEAR.0 {
             *last = most;
         }
-        Sizes { by_weight, tight: size(TIGHT) }
+        Sizes { by_filling, tight: size(TIGHT) }
     }
 
-    /// The size where what waits weighs so much.
-    fn at(&self, weight: f64) -> usize {
-        self.by_weight[Sizes::place(weight)]
+    /// The size where what waits fills passes so far.
+    fn at(&self, filling: f64) -> usize {
+        self.by_filling[Sizes::place(filling)]
     }
 
     /// Its place among them.
-    fn place(weight: f64) -> usize {
-        SIZES.iter().position(|(most, _)| weight <= *most).unwrap_or(SIZES.len() - 1)
+    fn place(filling: f64) -> usize {
+        SIZES.iter().position(|(most, _)| filling <= *most).unwrap_or(SIZES.len() - 1)
     }
 }
 
@@ -305,7 +305,7 @@ impl Steering {
         let Some(PartitionCosts { verify, .. }) = costs.filter(|_| self.sized) else {
             return OnTarget::default();
         };
-        let [small, middle, large] = self.sizes.by_weight;
+        let [small, middle, large] = self.sizes.by_filling;
         let sizes = [self.sizes.tight, small, middle, large, self.max_pass_rows];
         OnTarget {
             sizes: sizes.map(|size| (size, size.saturating_sub(self.sequences).max(size / LEAST_PREFILL))),

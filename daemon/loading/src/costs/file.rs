@@ -8,7 +8,6 @@ use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::EarlierCosts;
 use super::json_file::{Unusable, path_of, read_json, read_of_any, write_json};
 
 /// Number of the format; another number, another meaning of the fields, or another way to measure them.
@@ -29,6 +28,19 @@ const MOST_PER_POSITION_FS: u64 = 1_000_000_000_000_000;
 pub(super) struct CachedCosts {
     pub(super) partitions: Vec<PartitionCosts>,
     pub(super) measured: SystemTime,
+}
+
+/// What an earlier start has measured, on whatever machine and models.
+#[derive(Debug)]
+pub struct EarlierCosts {
+    /// Of each way to share the device between the lanes, the whole device first.
+    pub partitions: Vec<PartitionCosts>,
+    /// Rows that a pass had at most.
+    pub max_rows: usize,
+    /// Layers of the target.
+    pub target_layers: usize,
+    /// It was a debug build, which is slower.
+    pub debug: bool,
 }
 
 #[derive(Deserialize, Serialize)]

@@ -21,6 +21,7 @@ mod json_file;
 mod key;
 mod learned;
 
+pub use self::file::EarlierCosts;
 pub use self::learned::LearnedFile;
 
 /// Cost tables of all partitions, and where they are from.
@@ -102,19 +103,6 @@ pub fn tables(
     let now = || if spec.device.is_shared() { glance(spec).ok() } else { None };
     let (partitions, source) = cache.read_or_measure(SystemTime::now(), now, measure)?;
     Ok(CostTables { partitions, source, learned: Some(LearnedFile::new(&folder, &key, &samples)) })
-}
-
-/// What an earlier start has measured, on whatever machine and models.
-#[derive(Debug)]
-pub struct EarlierCosts {
-    /// Of each way to share the device between the lanes, the whole device first.
-    pub partitions: Vec<PartitionCosts>,
-    /// Rows that a pass had at most.
-    pub max_rows: usize,
-    /// Layers of the target.
-    pub target_layers: usize,
-    /// It was a debug build, which is slower.
-    pub debug: bool,
 }
 
 /// What is in a file that an earlier start has cached.
