@@ -32,7 +32,7 @@ fn a_decision_in_the_steady_state_allocates_nothing() {
             let allocated = (0..100).filter(|_| allocates()).count();
             assert_eq!(
                 allocated, 0,
-                "{policy} with {sequences} sequences, {step_us} us a step: rounds of 100"
+                "{policy} with {sequences} sequences, {step_us} us a step: of 100 rounds"
             );
             let totals = load.totals();
             let prepares = step_us > 1500 && sequences == 1;

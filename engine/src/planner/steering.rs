@@ -31,6 +31,7 @@ const MOST_DISPLACED: f64 = 0.9;
 /// of how much shorter they are: they hold nobody up for long, and then decode beside the others, which makes the rows of all cheaper. A long one
 /// among them lowers that: what passes are filled up to, it would fill.
 const LONG_PROMPT: f64 = 512.0;
+/// Fewer rows count as this many.
 const SHORTEST_PROMPT: f64 = 16.0;
 /// The displaced share of short prompts that fill passes and do not fit all the same.
 const SHORT_PRICE: f64 = 0.4;
@@ -186,8 +187,9 @@ pub(super) struct Steering {
     hurried: bool,
     /// Rows of a pass that latency targets ask for.
     targeted: Option<usize>,
-    /// How far what waits fills passes, 0 to 1, and how far rows wait, whatever the length of their prompts.
+    /// How far what waits fills passes, 0 to 1.
     filling: f64,
+    /// How far rows wait, 0 to 1, whatever the length of their prompts.
     waiting: f64,
     displaced: Displaced,
     account: Account,
@@ -270,9 +272,8 @@ impl Steering {
                 let row_s = verify.seconds(size, Reach::NONE) / size as f64;
                 // Else prompts get what they get, whatever is proposed.
                 let displaces = fits > least;
-                if displaces {
-                    self.waiting = (beyond * row_s / WAITING_S).max(each).min(1.0);
-                }
+                let waits = (beyond * row_s / WAITING_S).max(each).min(1.0);
+                self.waiting = if displaces { waits } else { 0.0 };
                 self.filling = self.waiting.max(short);
                 if displaces {
                     let bound = verify.row_seconds(size) < BOUND * row_s;
