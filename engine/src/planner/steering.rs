@@ -33,7 +33,8 @@ const MOST_DISPLACED: f64 = 0.9;
 const LONG_PROMPT: f64 = 512.0;
 /// Fewer rows count as this many.
 const SHORTEST_PROMPT: f64 = 16.0;
-/// The displaced share of short prompts that fill passes and do not fit all the same.
+/// The displaced share of short prompts that fill passes and do not fit all the same. It is whole where passes have a size that was set: nothing but
+/// fewer proposals makes room for them there.
 const SHORT_PRICE: f64 = 0.4;
 
 /// The share of a pass that one sequence fewer that decodes is worth where rows of prompts are displaced. While more comes than can be served, what was
@@ -267,7 +268,7 @@ impl Steering {
                 let shorter = LONG_PROMPT / length.clamp(SHORTEST_PROMPT, LONG_PROMPT);
                 // One alone waits for its second pass, short or not.
                 let several = (1.0 - 1.0 / prompts).max(0.0);
-                let short = if self.sized { (several * each * shorter.powi(2)).min(1.0) } else { 0.0 };
+                let short = (several * each * shorter.powi(2)).min(1.0);
                 let size = self.sizes.at(1.0);
                 let row_s = verify.seconds(size, Reach::NONE) / size as f64;
                 // Else prompts get what they get, whatever is proposed.
@@ -281,7 +282,8 @@ impl Steering {
                     let hold_s = HOLD * verify.seconds(fits + waiting.sequences, Reach::NONE);
                     let fits = self.pass_rows().saturating_sub(waiting.sequences);
                     let left = waiting.prompt_rows.saturating_sub(fits) as f64 / beyond.max(1.0);
-                    let share = self.waiting.max(SHORT_PRICE * short * left.min(1.0)).min(most);
+                    let price = if self.sized { SHORT_PRICE } else { 1.0 };
+                    let share = self.waiting.max(price * short * left.min(1.0)).min(most);
                     self.displaced = Displaced { row_s, share, hold_s };
                 }
             }
@@ -571,6 +573,28 @@ mod tests {
         assert_eq!(look(1, fits + 20, 64).0, smallest);
         // Also where sequences leave prompts no more than they always get.
         assert!(look(fits, 16, smallest).0 > smallest && look(2, 2000, smallest).0 == smallest);
+    }
+
+    #[test]
+    fn in_passes_whose_size_was_set_short_prompts_displace_more_than_a_long_one() {
+        let costs = costs();
+        let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
+        steering.tuned(false);
+        let mut share = |prompts: usize, rows: usize| {
+            let waiting = Waiting {
+                prompt_rows: prompts * rows,
+                prompts,
+                sequences: 64,
+                most: None,
+                due: (0, f64::INFINITY),
+                on_target: OnTarget::default(),
+            };
+            steering.look(&waiting, Some(&costs)).share
+        };
+        let (long, short) = (share(1, 640), share(20, 32));
+        assert!(long < SHORT_PRICE && short > 2.0 * long, "{long} {short}");
+        // All fit.
+        assert_eq!(share(10, 32), 0.0);
     }
 
     #[test]
