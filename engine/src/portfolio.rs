@@ -285,6 +285,7 @@ impl Choices {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::survival::Learned;
 
     const CHEAP: Prices = Prices { row: 0.05, draft: (0.0, 0.2) };
 
@@ -354,14 +355,17 @@ mod tests {
         for source in Source::ALL {
             levels[source] = Level::new(0.5);
         }
-        let before = calibrations.tables();
+        let before = calibrations.learned();
         let mut offers = Offers::default();
         offers.lookup.proposals = [(1, 0.03), (2, 0.4), (3, 0.9)].into_iter().collect();
         offers.learn(&[1, 9, 3].into_iter(), &mut calibrations, &mut levels);
-        let after = calibrations.tables();
+        let after = calibrations.learned();
         let changed = |source, confidence| {
-            let bin = confidence_bin(confidence);
-            after[source][bin].total_cmp(&before[source][bin]) as i8
+            let share = |learned: &Learned| {
+                let counts = learned.0[source].bins[confidence_bin(confidence)];
+                counts.accepted / counts.seen
+            };
+            share(&after).total_cmp(&share(&before)) as i8
         };
         assert_eq!([0.03, 0.4, 0.9].map(|confidence| changed(Source::Text, confidence)), [1, -1, 0]);
         assert_eq!(changed(Source::Suffix, 0.03), 0);

@@ -14,6 +14,9 @@ pub const CONFIDENCE_BINS: usize = 16;
 
 /// Acceptances that a fresh bin is believed to have seen.
 const PRIOR_WEIGHT: f64 = 8.0;
+/// Proposals of a bin, beside those it is believed to have seen, up to which it is taken to be no worse than all of them together: what is cut for a
+/// confidence of which nothing was seen would never be seen.
+const TRIED: f64 = 8.0;
 /// What an observation still counts after one more in the same bin: the memory is about 2,000 proposals.
 const BIN_MEMORY: f64 = 0.9995;
 /// What is remembered of all bins together, at most.
@@ -172,12 +175,9 @@ impl Calibration {
         self.log_loss_sum -= f64::from(right.max(1e-6)).ln();
     }
 
-    /// Acceptance over all requests and confidences, per proposal: as high as what was seen leaves likely, for what is never tried is never found
-    /// to be better than it seemed. What that loses the regret account bounds.
+    /// Acceptance over all requests and confidences, per proposal, as high as is likely.
     pub fn typical(&self) -> f32 {
-        let mean = self.all.accepted / self.all.seen;
-        let deviation = |seen: f64| (mean * (1.0 - mean) / seen).sqrt();
-        bounded((mean + deviation(self.all.seen) - deviation(SEEN_AT_MOST)) as f32)
+        likely(&self.all)
     }
 
     /// The probability of acceptance per bin.
@@ -191,7 +191,8 @@ impl Calibration {
     }
 
     fn of_bin(&self, bin: usize) -> f32 {
-        bounded((self.bins[bin].accepted / self.bins[bin].seen) as f32)
+        let own = likely(&self.bins[bin]);
+        if self.bins[bin].seen < PRIOR_WEIGHT + TRIED { own.max(self.typical()) } else { own }
     }
 
     /// Proposals learned from, and the mean log-loss of what was predicted of them, in nats.
@@ -257,6 +258,14 @@ impl Level {
     pub fn typical(&self) -> f32 {
         bounded(self.accepted / self.seen)
     }
+}
+
+/// Acceptance as high as what was seen leaves likely, for what is never tried is never found to be better than it seemed. What that loses the regret
+/// account bounds.
+fn likely(Counts { seen, accepted }: &Counts) -> f32 {
+    let mean = accepted / seen;
+    let deviation = |seen: f64| (mean * (1.0 - mean) / seen).sqrt();
+    bounded((mean + deviation(*seen) - deviation(SEEN_AT_MOST)) as f32)
 }
 
 fn bounded(probability: f32) -> f32 {
@@ -332,6 +341,24 @@ mod tests {
         }
         // Better than knowing only the mean acceptance, a third: its entropy is 0.64 nats.
         assert!(calibration.quality().1 < 0.55, "{:?}", calibration.quality());
+    }
+
+    #[test]
+    fn a_draft_that_is_right_though_unsure_is_found_out_by_what_is_tried() {
+        let (mut calibration, mut coin) = (Calibration::default(), coins(3));
+        let mut tried = [0; CONFIDENCE_BINS];
+        for _ in 0..4000 {
+            let confidence = 0.5 * coin();
+            let predicted = calibration.acceptance(confidence);
+            // Who is not believed in is not verified.
+            if predicted >= 0.5 {
+                let bin = confidence_bin(confidence);
+                tried[bin] += 1;
+                calibration.observe(confidence, predicted, coin() < if bin == 0 { 0.1 } else { 0.85 });
+            }
+        }
+        let [hopeless, unsure @ .., _, _, _, _, _, _, _, _] = tried;
+        assert!(hopeless < 16 && unsure.iter().all(|tried| *tried > 400), "{tried:?}");
     }
 
     #[test]
