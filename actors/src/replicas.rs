@@ -310,7 +310,7 @@ impl Replicas {
     /// What the first of them that answers has learned of its drafts; they have the same pair, and about the same requests.
     pub async fn learned(&self) -> Option<Learned> {
         for service in self.services() {
-            if let Some(learned) = service.ask(|answer| Control::Learned { answer }).await {
+            if let Some(learned) = service.learned().await {
                 return Some(learned);
             }
         }

@@ -9,7 +9,7 @@ use actix::{Actor, Addr, Arbiter, System};
 use tokio::sync::oneshot;
 
 use faser_engine::record::Record;
-use faser_engine::{Engine, EngineConfig, LoadView, Request, SeqId, TokenId, Tuning};
+use faser_engine::{Engine, EngineConfig, Learned, LoadView, Request, SeqId, TokenId, Tuning};
 
 use crate::device::DeviceSpec;
 use crate::dispatcher::{FrontierDispatcher, Links, MAILBOX_CAPACITY};
@@ -295,6 +295,11 @@ impl Service {
     pub async fn tune(&self, tuning: Tuning) -> Result<(), TuneError> {
         let asked = self.ask(|answer| Control::Tune { tuning, answer }).await;
         Ok(asked.ok_or(TuneError::Stopped)??)
+    }
+
+    /// What it has learned of its drafts; none if it has stopped or hangs.
+    pub async fn learned(&self) -> Option<Learned> {
+        self.ask(|answer| Control::Learned { answer }).await
     }
 
     pub(crate) async fn ask<A>(&self, control: impl FnOnce(oneshot::Sender<A>) -> Control) -> Option<A> {

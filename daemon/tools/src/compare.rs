@@ -29,7 +29,8 @@ use crate::target_args::TargetArgs;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Models are loaded and costs measured once. Then for every repeat, load and policy a fresh service is started over them,
-warmed up and driven in this process; every second repeat takes the policies in reverse order. Each policy is set against
+warmed up and driven in this process; every second repeat takes the policies in reverse order. What a service has learned of
+the draft, the next one of the same policy begins with, as a daemon does that is started again. Each policy is set against
 the first one within each repeat. All get the same requests, greedy and without stop tokens. Policies are those of a config;
 ablations of `faser` are policies too: length, +trim, +overlap, +partition, +prune, +lookup, each with what those before it have, and
 length+prune. A policy named twice shows how much two runs of the same thing differ. The tables go to standard output.
@@ -112,6 +113,8 @@ pub async fn comparison(args: &CompareArgs, config: &Config) -> Result<Compariso
     let requests = Requests::new(args, config, &pair)?;
     let loads = args.loads();
     let mut runs = Vec::new();
+    // What the last service of each policy has learned.
+    let mut learned = vec![Learned::default(); args.policies.len()];
     for repeat in 0..args.repeats {
         for &load in &loads {
             let mut order: Vec<usize> = (0..args.policies.len()).collect();
@@ -119,7 +122,7 @@ pub async fn comparison(args: &CompareArgs, config: &Config) -> Result<Compariso
                 order.reverse();
             }
             for policy in order {
-                let run = args.run(&pair, &requests, repeat, load, policy).await?;
+                let run = args.run(&pair, &requests, (repeat, load, policy), &mut learned[policy]).await?;
                 let (of, name) = (args.repeats, &args.policies[policy]);
                 eprintln!("repeat {} of {of}, {load}, {name}: {:.1} tokens/s", repeat + 1, run.tokens_per_s);
                 runs.push(run);
@@ -213,22 +216,22 @@ impl CompareArgs {
         counted + warm_up(load).0
     }
 
-    /// One policy under one load, on a service of its own.
+    /// One policy under one load, on a service of its own, which begins with what the last one has learned, as a daemon does that is started again.
     async fn run(
         &self,
         pair: &Loaded,
         requests: &Requests,
-        repeat: usize,
-        load: Load,
-        policy: usize,
+        (repeat, load, policy): (usize, Load, usize),
+        learned: &mut Learned,
     ) -> Result<Run> {
         let times = match load {
             Load::Streams(_) => Vec::new(),
             Load::Bursts(per_s) => self.arrivals(per_s, repeat),
         };
-        let service = Service::start(self.policies[policy].service(pair, times.len())).await?;
+        let service = Service::start(self.policies[policy].service(pair, *learned, times.len())).await?;
         let answered = self.answers(&service, requests, load, &times).await;
         let after = service.view().totals;
+        *learned = service.learned().await.unwrap_or(*learned);
         service.stop().await;
         let (before, wall, answers) = answered?;
         let latencies: Vec<Duration> = answers.iter().map(|answer| answer.latency).collect();
@@ -342,12 +345,11 @@ impl fmt::Display for Entrant {
 }
 
 impl Entrant {
-    /// A service of its own over the pair that all share. Up to `waiting` requests may wait.
-    pub(super) fn service(&self, pair: &Loaded, waiting: usize) -> ServiceSpec {
+    /// A service of its own over the pair that all share, which begins with what was learned. Up to `waiting` requests may wait.
+    pub(super) fn service(&self, pair: &Loaded, learned: Learned, waiting: usize) -> ServiceSpec {
         let engine = EngineConfig {
             partitions: self.partitions(&pair.engine.partitions),
-            // All begin alike, whatever was served before.
-            learned: Learned::default(),
+            learned,
             tuning: Tuning {
                 policy: self.policy.clone(),
                 mechanisms: self
