@@ -15,6 +15,7 @@
 //! proposes in one pass), and then the steps of all branches together.
 
 use crate::branch::{Branch, DraftOut, Spent};
+use crate::cost::Reach;
 use crate::drafting::{Drafts, Wish};
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan};
@@ -118,8 +119,9 @@ impl Engine {
         self.list_branches(&mut scratch.odds, &mut scratch.branches);
         let left = self.verify_due.saturating_sub(self.now);
         let most = self.config.draft_chunks();
-        let rows = self.rows_past_frontiers();
-        let Preparing { past, count, steps } = self.planner.outcomes(&scratch.odds, left, most, rows);
+        let past_frontiers = self.past_frontiers();
+        let Preparing { past, count, steps } =
+            self.planner.outcomes(&scratch.odds, left, most, past_frontiers);
         if past && let Some(plan) = self.plan_draft(execution) {
             self.scratch = scratch;
             return Some(plan);
@@ -140,11 +142,12 @@ impl Engine {
         self.send_drafts(plan, execution)
     }
 
-    /// Rows of a step of each sequence past its frontier.
-    fn rows_past_frontiers(&self) -> usize {
-        let sequences = self.running.iter().filter_map(|seq| self.sequences.get(seq));
-        let sent = sequences.filter_map(|sequence| Some(sequence.verify_out?.proposals));
-        self.config.draft.needs().rows_past(sent)
+    /// Rows of a step of each sequence past its frontier, and what they look at.
+    fn past_frontiers(&self) -> (usize, Reach) {
+        let sequences = || self.running.iter().filter_map(|seq| self.sequences.get(seq));
+        let out = || sequences().filter_map(|sequence| Some((sequence, sequence.verify_out?)));
+        let rows = self.config.draft.needs().rows_past(out().map(|(_, out)| out.proposals));
+        (rows, Reach::single(out().map(|(sequence, _)| sequence.tokens.len()).sum()))
     }
 
     /// The branches that could be drafted now, and their odds, likeliest first.

@@ -508,12 +508,18 @@ impl Planner {
     }
 
     /// Of these verdicts, likeliest first, how many to prepare for, `most` of them, and how deep, if so much time is left of the pass that is out; and
-    /// whether sequences should have a step past their frontiers first, which has so many rows.
-    pub(crate) fn outcomes(&self, odds: &[Odds], left: Duration, most: usize, past_rows: usize) -> Preparing {
+    /// whether sequences should have a step past their frontiers first, which has so many rows that look at so much.
+    pub(crate) fn outcomes(
+        &self,
+        odds: &[Odds],
+        left: Duration,
+        most: usize,
+        (past_rows, reach): (usize, Reach),
+    ) -> Preparing {
         let costs = self.partitions.get(self.execution.partition().0);
         let costs = costs.filter(|_| self.steering.speculates());
         costs.map_or_else(Preparing::default, |costs| {
-            let past_s = costs.draft.seconds(past_rows, Reach::NONE);
+            let past_s = costs.draft.seconds(past_rows, reach);
             let drafting = ahead::Drafting { needs: &self.needs, costs: &costs.draft };
             ahead::prepare(odds, left.as_secs_f64(), most, past_s, drafting)
         })
