@@ -1,12 +1,12 @@
 //! What overlapped rounds brought, beside what serial ones of the same sequences are predicted to. Preparing for verdicts is begun for its predicted
 //! gain, and that is too high where a round ends up drafting for those who found nothing: what came of it decides whether it goes on.
 
-/// What overlapped rounds may have lost before they are paused, in rounds of one sequence, and in rounds of many: so much is lost by chance alone once
-/// in tens of thousands of rounds, where as much is gained in the mean as overlap is begun for.
+/// Share of their time that overlapped rounds may lose: less is within what predictions are off.
+const MOST_LOST: f64 = 0.02;
+/// What they may have lost beyond that before they are paused, in rounds of one sequence, and in rounds of many: so much is lost by chance alone once
+/// in tens of thousands of rounds, where nothing is lost in the mean.
 const BY_CHANCE: f64 = 48.0;
 const LEAST_BY_CHANCE: f64 = 4.0;
-/// Of the rounds until it is tried again that is at most such a share.
-const MOST_LOST: f64 = 0.02;
 /// Rounds without overlap after that, at least; twice as many each time, up to so many doublings.
 const PAUSE: u32 = 512;
 const DOUBLINGS: u32 = 4;
@@ -28,7 +28,7 @@ pub(super) struct Round {
 
 #[derive(Debug, Default)]
 pub(super) struct Realised {
-    /// What was lost since rounds last gained (CUSUM, Page 1954): as a part of what chance explains.
+    /// What was lost beyond the share that may be, since rounds last did better than that (CUSUM, Page 1954): as a part of what chance explains.
     lost: f64,
     verdicts: usize,
     pauses: u32,
@@ -48,7 +48,7 @@ impl Realised {
         let Some(Round { sequences, committed, seconds, serial_goodput }) = round else { return };
         let serial_rounds = committed as f64 / serial_goodput / seconds;
         let by_chance = (BY_CHANCE / sequences as f64).max(LEAST_BY_CHANCE);
-        self.lost = (self.lost + (1.0 - serial_rounds) / by_chance).max(0.0);
+        self.lost = (self.lost + (1.0 - MOST_LOST - serial_rounds) / by_chance).max(0.0);
         self.verdicts += sequences;
         if self.lost > 1.0 {
             let paused = PAUSE.max((by_chance / MOST_LOST) as u32) << self.pauses;
@@ -78,9 +78,9 @@ mod tests {
     #[test]
     fn overlap_that_loses_is_paused_and_tried_more_and_more_rarely() {
         let mut realised = Realised::default();
-        // A tenth of a round is lost in each: beyond 4.8 after 49 of them; then 512 without, 49, 1024, 49.
-        assert_eq!(rounds(&mut realised, 18, 49 + 512), 49);
-        assert_eq!(rounds(&mut realised, 18, 49 + 1024), 49);
+        // A tenth of a round is lost in each, of which a fiftieth may be: beyond 4.8 after 61 of them; then 512 without, 61, 1024, 61.
+        assert_eq!(rounds(&mut realised, 18, 61 + 512), 61);
+        assert_eq!(rounds(&mut realised, 18, 61 + 1024), 61);
         let overlapped = rounds(&mut realised, 18, 100_000);
         assert!(overlapped < 900, "{overlapped}");
     }
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_alone_pauses_next_to_nothing_where_a_fiftieth_is_gained() {
+    fn chance_alone_pauses_next_to_nothing() {
         let mut coin = 1_u64;
         // So many sequences for 300 rounds, then so many for 20.
         for sequences in [[1, 1], [4, 4], [16, 16], [1, 16], [16, 1]] {
@@ -108,20 +108,20 @@ mod tests {
             let mut paused = 0;
             for round in 0..20_000 {
                 let sequences = sequences[usize::from(round % 320 >= 300)];
-                // From one to four tokens each, 2.5 in the mean, 1.02 times as many as serial rounds have.
+                // From one to four tokens each, 2.5 in the mean, as many as serial rounds have.
                 let tokens = |_| {
                     coin =
                         coin.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     1 + (coin >> 62) as usize
                 };
                 let committed = (0..sequences).map(tokens).sum();
-                let serial_goodput = 2.5 / 1.02 * sequences as f64 / 0.02;
+                let serial_goodput = 2.5 * sequences as f64 / 0.02;
                 let allowed = realised.allows();
                 let round = Round { sequences, committed, seconds: 0.02, serial_goodput };
                 realised.round(allowed.then_some(round));
                 paused += usize::from(!allowed);
             }
-            assert!(paused < 1000, "{paused} of {sequences:?}");
+            assert!(paused < 3000, "{paused} of {sequences:?}");
         }
     }
 
