@@ -296,6 +296,11 @@ impl Engine {
         }
     }
 
+    /// Do requests wait for KV of those that run?
+    fn waits_for_kv(&self) -> bool {
+        !self.waiting.is_empty() && self.running.len() < self.tuning.max_running
+    }
+
     /// The order in which sequences get rows of a draft plan: the longest admitted first, behind those that decode those in prefill, if these draft
     /// along. Where costs decide, who is far behind comes mostly later the more rows it has to catch up with for what its tokens to come count.
     fn order_drafts(&mut self, along: bool, order: &mut Vec<(f32, usize, SeqId)>) {
@@ -338,15 +343,19 @@ impl Engine {
             .or_else(|| Some(long_rows()?.saturating_sub(self.caught_up)))
             .map_or(rows_left, |rows| rows.min(rows_left));
         // Those that draft now go first. Where costs decide, whoever is still in prefill catches up when its turn to draft comes: a first token
-        // waits for no draft. A fixed length is wanted by everybody in any case, unless it is 0. Who begins with the target's hidden states waits for
-        // those.
+        // waits for no draft. But where others wait for its KV it is to end soon, and beside drafts its rows are cheap. A fixed length is wanted by
+        // everybody in any case, unless it is 0. Who begins with the target's hidden states waits for those.
+        let weighs = wish.weighs;
         let along = match self.planner.policy().lengths(self.running.len()) {
-            Lengths::Same(k) => k > 0 && !self.config.draft.needs().hidden_states,
-            Lengths::Goodput => false,
-        };
+            Lengths::Same(k) => k > 0,
+            Lengths::Goodput => execution == Execution::Serial && self.waits_for_kv(),
+        } && !self.config.draft.needs().hidden_states;
         let mut order = std::mem::take(&mut self.draft_order);
         self.order_drafts(along, &mut order);
-        for &(.., seq) in &order {
+        for &(key, _, seq) in &order {
+            if weighs && key == f32::INFINITY && plan.chunks.iter().all(|chunk| chunk.steps == 0) {
+                break;
+            }
             self.add_draft_chunk(seq, &wish, (&mut rows_left, &mut long_rows_left), &mut plan);
         }
         self.draft_order = order;

@@ -833,6 +833,27 @@ mod tests {
     }
 
     #[test]
+    fn a_step_past_frontiers_is_priced_by_what_it_reads_too() {
+        // A step takes 2 ms, and as long again for each 16,000 tokens that it reads.
+        let attention = AttentionCost { per_kv_fs: 125_000_000, per_row_fs: 0 };
+        let draft = PassCost::linear(2000, 0, attention);
+        let costs = PartitionCosts { draft, verify: PassCost::linear(20_000, 0, AttentionCost::default()) };
+        let tuning = Tuning { policy: Policy::Faser, ..Tuning::default() };
+        let needs = DraftSource::model(64).needs();
+        let planner = Planner::new(&tuning, vec![costs.clone(), costs], 64, (needs, 1));
+        let odds = |index, past| {
+            let (probability, typical, weight) = (0.3, 0.8, 1.0);
+            Odds { index, rank: 0, probability, typical, weight, context: 100, past, own: false }
+        };
+        let odds: Vec<Odds> = (0..16).map(|index| odds(index, index % 2 == 1)).collect();
+        let past = |kv| {
+            let left = Duration::from_millis(10);
+            planner.outcomes(&odds, left, 64, (8, Reach::single(kv))).past
+        };
+        assert!(past(800) && !past(56_000));
+    }
+
+    #[test]
     fn a_pass_that_rows_left_teaches_what_it_would_have_taken_whole() {
         // Steps of 16 rows, 10 ms each.
         let step = |rows: usize| (rows, Duration::from_millis(10 * rows.div_ceil(16) as u64));

@@ -227,6 +227,39 @@ fn who_drafts_takes_draft_kv_from_one_that_does_not() {
     assert!(rows < 300, "{rows}");
 }
 
+/// A draft reads a prompt when its sequence first drafts; where others wait for KV, along with the target.
+#[test]
+fn where_others_wait_for_kv_the_draft_reads_prompts_along() {
+    let config = EngineConfig {
+        max_context: 512,
+        max_pass_rows: 64,
+        target_blocks: 160,
+        draft: DraftSource::model(600),
+        partitions: undivided((100, 1), (1000, 5)),
+        ..config(Policy::Budget)
+    };
+    let rows_along = |third: &[u64]| {
+        let arrive = |ms, seq, length, n| {
+            let prompt = vec![seq as u32; length];
+            (Duration::from_millis(ms), Happening::Arrival(request(seq, prompt, n)))
+        };
+        let mut happenings = vec![arrive(0, 1, 30, 200), arrive(20, 2, 300, 60)];
+        happenings.extend(third.iter().map(|&seq| arrive(21, seq, 300, 8)));
+        let report = run(&config, 0.8, happenings);
+        let of_second = report.passes.iter().map(|pass| (pass.lane, &pass.chunks));
+        let of_second = of_second.flat_map(|(lane, chunks)| chunks.iter().map(move |chunk| (lane, chunk)));
+        of_second
+            .filter(|(_, chunk)| chunk.seq == SeqId(2))
+            .take_while(|(lane, chunk)| *lane == LaneKind::Draft || chunk.start + chunk.rows < 300)
+            .filter(|(lane, _)| *lane == LaneKind::Draft)
+            .map(|(_, chunk)| chunk.rows)
+            .sum::<usize>()
+    };
+    assert_eq!(rows_along(&[]), 0);
+    let along = rows_along(&[3]);
+    assert!(along > 100, "{along}");
+}
+
 /// Whoever decodes does not wait for the whole history of one that begins to draft.
 #[test]
 fn a_draft_catches_up_in_parts_while_others_decode() {
