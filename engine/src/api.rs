@@ -118,7 +118,7 @@ pub enum Refusal {
     NothingToGenerate,
     /// Prompt and output do not fit the context.
     #[error(
-        "the prompt has {prompt_tokens} tokens and {max_new_tokens} more are asked for, but the context holds {max_context}: shorten the prompt or lower max_tokens"
+        "this model's maximum context length is {max_context} tokens, but the prompt has {prompt_tokens} and is to be followed by {max_new_tokens}: shorten the prompt or lower max_tokens"
     )]
     TooLong {
         /// Tokens of the prompt.

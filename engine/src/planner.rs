@@ -334,6 +334,11 @@ impl Planner {
         self.steering.displaced()
     }
 
+    /// Looks once more at prompts, of so many rows, as a pass with so many rows of `others` is about to leave.
+    pub(crate) fn look_again(&mut self, prompt_rows: usize, prompts: usize, others: usize) {
+        self.steering.look_again(prompt_rows, prompts, others);
+    }
+
     /// Rows of prompts that a pass takes at most beside so many others, if somebody decodes.
     pub(crate) fn prefill_rows(&self, others: usize) -> usize {
         self.steering.prefill_rows(others)

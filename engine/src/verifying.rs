@@ -22,10 +22,11 @@ impl Engine {
     pub(crate) fn plan_verify(&mut self) -> Option<VerifyPlan> {
         self.make_room_for_anchors();
         let mut scratch = std::mem::take(&mut self.scratch);
-        self.choose_proposals(&mut scratch);
+        let (prompt_rows, prompts) = self.choose_proposals(&mut scratch);
         let mut plan = std::mem::take(&mut self.spent.1);
         plan.clear();
         let decoding_rows: usize = scratch.lengths.iter().map(|k| k + 1).sum::<usize>();
+        self.planner.look_again(prompt_rows, prompts, decoding_rows);
         let left = self.config.max_pass_rows.saturating_sub(decoding_rows);
         let prefill_rows = left.min(self.prefill_limit(decoding_rows));
         let mut lengths = scratch.lengths.iter_mut();
@@ -76,25 +77,27 @@ impl Engine {
         self.scratch.ids = ids;
     }
 
-    /// Fills `lengths` with the proposals to verify of each sequence that decodes.
-    fn choose_proposals(&mut self, scratch: &mut Scratch) {
+    /// Fills `lengths` with the proposals to verify of each sequence that decodes. Returns the rows of prompts, and how many those are.
+    fn choose_proposals(&mut self, scratch: &mut Scratch) -> (usize, usize) {
         scratch.candidates.clear();
-        let mut prefill_rows = 0;
+        let (mut prompt_rows, mut prompts) = (0, 0);
         let costs = self.planner.costs_by_length(self.running.len());
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
                 scratch.candidates.push(self.candidate(sequence, &costs));
             } else {
-                prefill_rows += sequence.uncomputed();
+                prompt_rows += sequence.uncomputed();
+                prompts += 1;
             }
         }
-        let (rows, prefill_rows) = self.room(scratch.candidates.len(), prefill_rows);
+        let (rows, prefill_rows) = self.room(scratch.candidates.len(), prompt_rows);
         scratch.rows = (rows, prefill_rows);
         let displaced = self.planner.displaced();
         let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
         let decoding = self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(|s| s.decoding());
         let acceptances = decoding.map(|s| s.proposals.iter().map(|proposal| proposal.acceptance));
         self.planner.trim(&batch, acceptances, &mut scratch.lengths);
+        (prompt_rows, prompts)
     }
 
     /// Rows of a pass of so many sequences that proposals may take, and those that prompts will, of so many: at most half of what the sequences

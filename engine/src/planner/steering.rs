@@ -261,14 +261,7 @@ impl Steering {
             self.hurried = self.sized && passes as f64 * verify.seconds(size, Reach::NONE) > due_s;
             if waiting.most.is_none_or(|most| fits < most) {
                 let beyond = waiting.prompt_rows.saturating_sub(fits.max(least)) as f64;
-                let part = beyond / waiting.prompt_rows.max(1) as f64;
-                let prompts = part * waiting.prompts as f64;
-                let each = prompts / waiting.sequences.max(1) as f64 / WAITING_EACH;
-                let length = waiting.prompt_rows as f64 / waiting.prompts.max(1) as f64;
-                let shorter = LONG_PROMPT / length.clamp(SHORTEST_PROMPT, LONG_PROMPT);
-                // One alone waits for its second pass, short or not.
-                let several = (1.0 - 1.0 / prompts).max(0.0);
-                let short = (several * each * shorter.powi(2)).min(1.0);
+                let (each, short) = self.prompts_beyond(beyond, waiting.prompt_rows, waiting.prompts);
                 let size = self.sizes.at(1.0);
                 let row_s = verify.seconds(size, Reach::NONE) / size as f64;
                 // Else prompts get what they get, whatever is proposed.
@@ -295,6 +288,29 @@ impl Steering {
             }
         }
         self.displaced
+    }
+
+    /// Looks once more as a pass is about to leave, which has so many rows of `others`: proposals are among them, and prompts came since. Short ones
+    /// that do not fit fill it.
+    pub(super) fn look_again(&mut self, prompt_rows: usize, prompts: usize, others: usize) {
+        if self.sized && self.targeted.is_none() {
+            let smallest = self.smallest_size();
+            let fits = smallest.saturating_sub(others).max(smallest / LEAST_PREFILL);
+            let beyond = prompt_rows.saturating_sub(fits) as f64;
+            self.filling = self.filling.max(self.prompts_beyond(beyond, prompt_rows, prompts).1);
+        }
+    }
+
+    /// Of prompts with so many rows, of which so many do not fit: how far they wait for each sequence that decodes, and how far they fill passes as
+    /// they are short, 0 to 1.
+    fn prompts_beyond(&self, beyond: f64, prompt_rows: usize, prompts: usize) -> (f64, f64) {
+        let length = prompt_rows as f64 / prompts.max(1) as f64;
+        let prompts = beyond / prompt_rows.max(1) as f64 * prompts as f64;
+        let each = prompts / self.sequences.max(1) as f64 / WAITING_EACH;
+        let shorter = LONG_PROMPT / length.clamp(SHORTEST_PROMPT, LONG_PROMPT);
+        // One alone waits for its second pass, short or not.
+        let several = (1.0 - 1.0 / prompts).max(0.0);
+        (each, (several * each * shorter.powi(2)).min(1.0))
     }
 
     /// Looks at blocks of target KV. Proposals that would need one more are not worth their drafting where the tokens to come need all that are
@@ -573,6 +589,41 @@ mod tests {
         assert_eq!(look(1, fits + 20, 64).0, smallest);
         // Also where sequences leave prompts no more than they always get.
         assert!(look(fits, 16, smallest).0 > smallest && look(2, 2000, smallest).0 == smallest);
+    }
+
+    #[test]
+    fn short_prompts_that_came_since_fill_the_pass_that_leaves() {
+        let costs = costs();
+        let mut steering = Steering::new(std::slice::from_ref(&costs), 8192);
+        let nothing = Waiting {
+            prompt_rows: 0,
+            prompts: 0,
+            sequences: 64,
+            most: None,
+            due: (0, f64::INFINITY),
+            on_target: OnTarget::default(),
+        };
+        let mut filled = |prompts: usize, rows: usize, sized| {
+            steering.tuned(sized);
+            steering.look(&nothing, Some(&costs));
+            let smallest = steering.view(true).pass_rows;
+            // Proposals leave prompts the quarter that they always get.
+            steering.look_again(prompts * rows, prompts, smallest);
+            let view = steering.view(true);
+            assert_eq!(view.displaced_share, 0.0);
+            view.pass_rows > smallest
+        };
+        let quarter = steering_quarter();
+        assert!(filled(quarter / 32 + 8, 32, true));
+        // They fit, or it is one alone, or the size was set.
+        assert!(!filled(quarter / 32, 32, true) && !filled(1, quarter + 20, true));
+        assert!(!filled(quarter / 32 + 8, 32, false));
+    }
+
+    /// Rows that prompts always get of the smallest pass.
+    fn steering_quarter() -> usize {
+        let costs = costs();
+        Steering::new(std::slice::from_ref(&costs), 8192).smallest_size() / LEAST_PREFILL
     }
 
     #[test]
