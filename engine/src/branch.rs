@@ -69,8 +69,6 @@ pub(crate) struct Proposal {
     /// What the draft would have drawn in its place, in order.
     pub(crate) candidates: Candidates,
     pub(crate) confidence: f32,
-    /// What confidence alone says of its acceptance.
-    pub(crate) calibrated: f32,
     /// Probability of acceptance, given that all before it is accepted.
     pub(crate) acceptance: f32,
 }
@@ -78,15 +76,13 @@ pub(crate) struct Proposal {
 impl Proposal {
     /// What a draft lane proposed, as its request's level and the table of acceptance by confidence see it.
     pub(crate) fn drafted(drafted: &Drafted, level: &Level, table: &AcceptanceTable) -> Proposal {
-        let calibrated = table[confidence_bin(drafted.confidence)];
         Proposal {
             token: drafted.token,
             source: Source::Draft,
             alternatives: drafted.alternatives.clone(),
             candidates: drafted.candidates.clone(),
             confidence: drafted.confidence,
-            calibrated,
-            acceptance: level.acceptance(calibrated),
+            acceptance: level.acceptance(table[confidence_bin(drafted.confidence)]),
         }
     }
 

@@ -144,10 +144,15 @@ impl Engine {
 
     /// Rows of a step of each sequence past its frontier, and what they look at.
     fn past_frontiers(&self) -> (usize, Reach) {
-        let sequences = || self.running.iter().filter_map(|seq| self.sequences.get(seq));
-        let out = || sequences().filter_map(|sequence| Some((sequence, sequence.verify_out?)));
-        let rows = self.config.draft.needs().rows_past(out().map(|(_, out)| out.proposals));
-        (rows, Reach::single(out().map(|(sequence, _)| sequence.tokens.len()).sum()))
+        let (mut rows, mut reach) = (0, Reach::NONE);
+        let decoding = self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(|s| s.decoding());
+        for (sequence, out) in decoding.filter_map(|sequence| Some((sequence, sequence.verify_out?))) {
+            let own = self.config.draft.needs().rows_past(std::iter::once(out.proposals));
+            rows += own;
+            reach.kv += sequence.tokens.len();
+            reach.rows += own * sequence.tokens.len();
+        }
+        (rows, reach)
     }
 
     /// The branches that could be drafted now, and their odds, likeliest first.

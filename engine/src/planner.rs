@@ -589,8 +589,15 @@ impl Planner {
         self.budget.between(self.overhead.serial_s());
         let predicted = predicted?;
         let costs = self.partitions.get_mut(shape.partition.0)?;
-        let correction = costs.verify.observe(shape.rows, shape.reach, took.div_f64(shorter));
-        if shape.partition == PartitionId(0) {
+        let took = took.div_f64(shorter);
+        let correction = costs.verify.observe(shape.rows, shape.reach, took);
+        if shape.partition != PartitionId(0) {
+            // The whole device is no slower than a part of it. Where nothing else teaches it, overlap could seem to pay for ever.
+            let whole = self.partitions.first_mut().map(|costs| &mut costs.verify);
+            if let Some(whole) = whole.filter(|it| it.seconds(shape.rows, shape.reach) > took.as_secs_f64()) {
+                whole.observe(shape.rows, shape.reach, took);
+            }
+        } else {
             // All others are as much slower or faster than when they were profiled, as long as they tell nothing themselves.
             let [whole, parts @ ..] = self.partitions.as_mut_slice() else { return Some(predicted) };
             whole.draft.follow(correction.points);
@@ -835,6 +842,25 @@ mod tests {
         plan(&mut planner, &[Candidate::fresh(), Candidate::fresh()]);
         let price = planner.goodput;
         assert!(price > 0.0 && !plan(&mut planner, &[]) && planner.goodput == price);
+    }
+
+    #[test]
+    fn the_whole_device_is_no_slower_than_a_part_of_it() {
+        let cost = |millis: u64| PassCost::linear(1000 * millis, 0, AttentionCost::default());
+        let costs = |millis| PartitionCosts { draft: cost(2), verify: cost(millis) };
+        let tuning = Tuning { policy: Policy::Faser, ..Tuning::default() };
+        let needs = DraftSource::model(64).needs();
+        let mut planner = Planner::new(&tuning, vec![costs(20), costs(22)], 64, (needs, 1));
+        let part = PassShape { rows: 32, steps: 1, partition: PartitionId(1), ..PassShape::default() };
+        let whole = PassShape { partition: PartitionId(0), ..part };
+        let mut after = |millis| {
+            for pass in 0..100 {
+                let took = Duration::from_millis(millis);
+                planner.timed_verify(&part, Pruned::default(), took, took * 2 * pass);
+            }
+            planner.predicted_verify(&whole).unwrap_or_default().as_secs_f64()
+        };
+        assert!((after(25) - 0.02).abs() < 1e-4 && (after(15) - 0.015).abs() < 1e-3);
     }
 
     #[test]

@@ -453,7 +453,6 @@ impl Sequence {
                 alternatives: Default::default(),
                 candidates: Default::default(),
                 confidence,
-                calibrated,
                 acceptance: level.acceptance(calibrated),
             });
         }
@@ -513,8 +512,9 @@ impl Sequence {
         }
         let drafted = |(_, proposal): &(usize, &Proposal)| !proposal.is_free();
         for (i, proposal) in self.proposals.iter().take(known).enumerate().filter(drafted) {
+            let mean = calibrations[proposal.source].mean(proposal.confidence);
             calibrations[proposal.source].observe(proposal.confidence, proposal.acceptance, i < accepted);
-            self.levels[proposal.source].observe(proposal.calibrated, i < accepted);
+            self.levels[proposal.source].observe(mean, i < accepted);
         }
     }
 

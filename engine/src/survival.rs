@@ -185,7 +185,13 @@ impl Calibration {
         std::array::from_fn(|bin| self.of_bin(bin))
     }
 
-    /// The probability of acceptance of a proposal with this confidence.
+    /// Acceptance of those with this confidence so far: what a request's [level](Level) is measured by, which is not to fall for what is tried.
+    pub fn mean(&self, confidence: f32) -> f32 {
+        let Counts { seen, accepted } = self.bins[confidence_bin(confidence)];
+        bounded((accepted / seen) as f32)
+    }
+
+    /// The probability of acceptance of a proposal with this confidence, as high as is likely.
     pub fn acceptance(&self, confidence: f32) -> f32 {
         self.of_bin(confidence_bin(confidence))
     }
@@ -359,6 +365,18 @@ mod tests {
         }
         let [hopeless, unsure @ .., _, _, _, _, _, _, _, _] = tried;
         assert!(hopeless < 16 && unsure.iter().all(|tried| *tried > 400), "{tried:?}");
+    }
+
+    #[test]
+    fn a_request_is_no_harder_for_what_was_tried_of_it() {
+        let (mut calibration, mut level) = (Calibration::default(), Level::new(0.7));
+        let before = level.acceptance(0.8);
+        for _ in 0..8 {
+            // Nothing comes of these, as their confidence says.
+            level.observe(calibration.mean(0.03), false);
+            calibration.observe(0.03, 0.03, false);
+        }
+        assert!(level.acceptance(0.8) > 0.93 * before, "{level:?}");
     }
 
     #[test]

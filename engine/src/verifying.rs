@@ -26,7 +26,9 @@ impl Engine {
         let mut plan = std::mem::take(&mut self.spent.1);
         plan.clear();
         let decoding_rows: usize = scratch.lengths.iter().map(|k| k + 1).sum::<usize>();
-        self.planner.look_again(prompt_rows, prompts, decoding_rows);
+        if self.tuning.max_prefill_rows.is_none() {
+            self.planner.look_again(prompt_rows, prompts, decoding_rows);
+        }
         let left = self.config.max_pass_rows.saturating_sub(decoding_rows);
         let prefill_rows = left.min(self.prefill_limit(decoding_rows));
         let mut lengths = scratch.lengths.iter_mut();

@@ -7,7 +7,7 @@ use super::{Contender, SimReport, SimRun};
 /// A column of figures: its title, its width, and what it says of a run. One that says nothing of any run is not there.
 struct Column(&'static str, usize, fn(&SimRun) -> Option<String>);
 
-const COLUMNS: [Column; 17] = [
+const COLUMNS: [Column; 18] = [
     Column("tokens/s", 8, |run| Some(format!("{:.1}", run.figures.tokens_per_s))),
     Column("latency s", 9, |run| Some(format!("{:.2}", run.figures.latency_mean_s))),
     Column("left", 6, |run| run.left.map(|left| format!("{left:.2}x"))),
@@ -27,6 +27,8 @@ const COLUMNS: [Column; 17] = [
         let cached = run.figures.cached_prompt_tokens;
         (cached > 0.0).then(|| format!("{cached:.2}"))
     }),
+    // Requests refused, cancelled or failed: of them no other column tells.
+    Column("others", 6, |run| (run.figures.others > 0).then(|| run.figures.others.to_string())),
     Column("batch", 8, |run| Some(format!("{:.1}", run.figures.batch_mean))),
 ];
 

@@ -18,6 +18,22 @@ pub enum Shape {
     Response,
 }
 
+impl Shape {
+    /// An error in the words of this API: its fields for what a completion calls `prompt` and `max_tokens`.
+    pub(super) fn in_its_words(self, mut err: ApiError) -> ApiError {
+        let (prompt, max_tokens) = match self {
+            Shape::Completion => return err,
+            Shape::Chat => ("messages", "max_completion_tokens"),
+            Shape::Response => ("input", "max_output_tokens"),
+        };
+        if err.param.as_deref() == Some("prompt") {
+            err.param = Some(prompt.to_owned());
+            err.message = err.message.replace("max_tokens", max_tokens);
+        }
+        err
+    }
+}
+
 /// Bounds of the model and of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds<'a> {

@@ -28,7 +28,8 @@ pub(super) async fn chat(
     drop(conversation);
     let reasoning = served.reasoning_behind(&prompt, &parameters);
     let PromptTokens { add_special, kept } = parameters.prompt_tokens;
-    let ids = encoding::prompt(served, prompt, add_special.unwrap_or(false), kept).await?;
+    let ids = encoding::prompt(served, prompt, add_special.unwrap_or(false), kept).await;
+    let ids = ids.map_err(|err| Shape::Chat.in_its_words(err))?;
     let prompts = vec![Prompt { ids: ids.into(), echo: Echo::Nothing }];
     let generation = Generation { shape: Shape::Chat, prompts, parameters, reasoning, max_new_tokens: None };
     generation.respond(served, app.limits.write_timeout, Chunks::answer).await

@@ -104,7 +104,7 @@ impl Chunks {
             logprobs.extend(of_part);
         }
         let mut choice = GeneratedChoice {
-            logprobs: self.head.tokens.of(&logprobs),
+            logprobs: self.head.tokens.of_all(&logprobs),
             finish_reason: Some(ending.finish.name()),
             token_ids: self
                 .head

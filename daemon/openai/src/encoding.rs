@@ -39,7 +39,7 @@ pub(super) async fn prompt(
         Encoded::All(ids) => Ok(ids),
         Encoded::TooMany => {
             let message = format!(
-                "the prompt has more than {most} tokens, but the context holds {most}, those that are generated among them: shorten the prompt"
+                "this model's maximum context length is {most} tokens, those that are generated among them, and the prompt has more: shorten the prompt"
             );
             Err(ApiError::bad_request(message, Some("prompt"), "context_length_exceeded"))
         }

@@ -170,6 +170,9 @@ impl From<SubmitError> for ApiError {
             SubmitError::Refused(Refusal::Mode { .. }) => {
                 ApiError::bad_request(message, Some("speculation.mode"), "unsupported_parameter")
             }
+            SubmitError::Refused(Refusal::EmptyPrompt) => {
+                ApiError::bad_request(message, Some("prompt"), "invalid_value")
+            }
             SubmitError::Refused(_) => {
                 ApiError::bad_request(message, Some("prompt"), "context_length_exceeded")
             }

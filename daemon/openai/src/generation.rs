@@ -71,7 +71,8 @@ impl Generation {
         if let (Some(resume), Some(grammar)) = (&self.parameters.resume, &grammar) {
             check_form(resume, grammar, &served.encoding).await?;
         }
-        let sequences = self.open(served, grammar.as_ref()).await?;
+        let sequences = self.open(served, grammar.as_ref()).await;
+        let sequences = sequences.map_err(|err| self.shape.in_its_words(err))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let tokens = LogprobShape {
             shape: self.shape,

@@ -24,11 +24,19 @@ pub(super) struct LogprobShape {
 }
 
 impl LogprobShape {
-    /// Of some tokens of a choice; null, or for a response an empty list, if there is nothing to show.
+    /// Of some tokens of a choice, in a stream; null, or for a response an empty list, if there is nothing to show.
     pub(super) fn of(&self, tokens: &[TokenLogprob]) -> Value {
         match self.shape {
+            Shape::Chat | Shape::Completion if tokens.is_empty() => Value::Null,
+            _ => self.of_all(tokens),
+        }
+    }
+
+    /// Of all tokens of a choice, if there are any; null, or for a response an empty list, if they are not wanted.
+    pub(super) fn of_all(&self, tokens: &[TokenLogprob]) -> Value {
+        match self.shape {
             Shape::Response => self.objects(tokens),
-            _ if tokens.is_empty() || !self.wanted => Value::Null,
+            _ if !self.wanted => Value::Null,
             Shape::Completion => self.lists(tokens),
             Shape::Chat => json!({"content": self.objects(tokens), "refusal": null}),
         }

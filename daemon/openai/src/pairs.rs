@@ -213,7 +213,6 @@ impl Served {
                 .reasoning
                 .zip(reasoning)
                 .and_then(|(format, start)| ReasoningParser::new(format, start, &self.tokenizer)),
-            took: parameters.include_metrics,
         };
         let before_last = received.split_last().map_or(&[][..], |(_, before)| before);
         let submission = Submission {

@@ -46,7 +46,7 @@ pub struct TextSequence {
 
 impl Drop for TextSequence {
     fn drop(&mut self) {
-        self.leave("cancelled");
+        self.leave(if self.ending.is_some() { Finish::Stop.name() } else { "cancelled" });
     }
 }
 
@@ -81,8 +81,6 @@ pub struct Reading {
     pub marks: Vec<TokenId>,
     /// Tells reasoning from the rest, where it is to be told.
     pub reasoning: Option<ReasoningParser>,
-    /// Whether what it took is waited for, where the device has run ahead of the end of the text.
-    pub took: bool,
 }
 
 /// What a sequence says next.
@@ -129,8 +127,8 @@ pub struct Ending {
     pub output: Vec<TokenId>,
     /// How many of them are reasoning, if that was told from the rest.
     pub reasoning_tokens: Option<usize>,
-    /// What it took. If a stop string ended it the device had run ahead: then `None`, or, where that was asked for, with what it had done
-    /// beyond the end of the text.
+    /// What it took; `None` if the service ended before it said so. If a stop string ended it the device had run ahead: then with what it had
+    /// done beyond the end of the text.
     pub usage: Option<Usage>,
 }
 
@@ -250,13 +248,17 @@ impl TextSequence {
     /// The sequence broke off.
     pub async fn next(&mut self) -> Result<Option<Piece>, SequenceError> {
         loop {
-            if let Some(mut ending) = self.ending.take() {
-                if let Some(tokens) = self.tokens.take() {
-                    ending.usage = took(tokens).await;
-                    if let (Some(trace), Some(usage)) = (self.trace.take(), &ending.usage) {
-                        trace.ended(Finish::Stop.name(), usage);
-                    }
+            if self.ending.is_some()
+                && let Some(tokens) = &mut self.tokens
+            {
+                let usage = took(tokens).await;
+                self.tokens = None;
+                if let (Some(trace), Some(usage)) = (self.trace.take(), &usage) {
+                    trace.ended(Finish::Stop.name(), usage);
                 }
+                self.ending.iter_mut().for_each(|ending| ending.usage = usage);
+            }
+            if let Some(mut ending) = self.ending.take() {
                 if let Some(usage) = ending.usage.as_mut().filter(|_| self.resumed) {
                     usage.moments = Moments::default();
                 }
@@ -414,14 +416,6 @@ impl TextSequence {
         }
     }
 
-    /// Has what still runs cancelled.
-    fn cancel(&mut self) {
-        match &mut self.tokens {
-            Some(tokens) if self.reading.took => tokens.cancel(),
-            _ => self.leave(Finish::Stop.name()),
-        }
-    }
-
     /// Lets go of its tokens, which cancels what still runs.
     fn leave(&mut self, why: &'static str) {
         if let (Some(tokens), Some(trace)) = (self.tokens.take(), self.trace.take()) {
@@ -471,9 +465,9 @@ impl TextSequence {
     }
 
     fn end(&mut self, finish: Finish, usage: Option<Usage>) {
-        match usage {
-            Some(_) => self.tokens = None,
-            None => self.cancel(),
+        match (usage, &mut self.tokens) {
+            (None, Some(tokens)) => tokens.cancel(),
+            _ => self.tokens = None,
         }
         let reasoning_tokens = self.reasoning.is_some().then_some(self.reasoning_tokens);
         let output = std::mem::take(&mut self.output);
@@ -508,7 +502,7 @@ fn name(reason: FinishReason) -> &'static str {
 }
 
 /// What a cancelled sequence took; none if the service ends before it says so.
-async fn took(mut tokens: ReplicaStream) -> Option<Usage> {
+async fn took(tokens: &mut ReplicaStream) -> Option<Usage> {
     loop {
         match tokens.next().await? {
             Update::Tokens(_) => {}

@@ -118,12 +118,21 @@ impl Reload {
         }
     }
 
+    /// The file as it is now. A pipe could be read once, when the daemon was started: now that would be to wait for who writes into it.
+    fn document(&self) -> Result<Document, ConfigError> {
+        if let Some(file) = self.source.file.as_ref().filter(|file| file.exists() && !file.is_file()) {
+            let message = "it is no regular file, and cannot be read again".to_owned();
+            return Err(ConfigError { place: Some(file.display().to_string()), message });
+        }
+        self.source.document()
+    }
+
     /// What a reload would change now.
     ///
     /// # Errors
     /// The file is wrong.
     pub fn pending(&self) -> Result<Vec<String>, ConfigError> {
-        changed(&self.running, &self.source.document()?)
+        changed(&self.running, &self.document()?)
     }
 
     /// Reads the file again, with the same flags of the command line over it. Keys that `pairs` cannot take over wait for a restart.
@@ -131,7 +140,7 @@ impl Reload {
     /// # Errors
     /// The file is wrong, or the service has stopped or hangs: nothing has changed.
     pub async fn run(&mut self, pairs: Option<&Pairs>) -> Result<Changes, ReloadError> {
-        let document = self.source.document()?;
+        let document = self.document()?;
         let whole = Config::from_document(&document)?;
         let change = |key: &String, why| self.change(&document, key, why);
         let found = changed(&self.running, &document)?;

@@ -47,7 +47,7 @@ async fn bad_requests_are_refused_in_openais_shape_and_disturb_nothing() {
         ("/v1/completions", json!({"prompt": [[1], [2, -1]]}), 400, "invalid_value", json!("prompt[1][1]")),
         ("/v1/completions", json!({"prompt": [9_999_999]}), 400, "invalid_value", json!("prompt[0]")),
         ("/v1/completions", json!({"prompt": vec!["x"; 65]}), 400, "invalid_value", json!("prompt")),
-        ("/v1/completions", json!({"prompt": ""}), 400, "context_length_exceeded", json!("prompt")),
+        ("/v1/completions", json!({"prompt": ""}), 400, "invalid_value", json!("prompt")),
         ("/v1/completions", too_long, 400, "context_length_exceeded", json!("prompt")),
         ("/v1/completions", scores, 400, "invalid_value", json!("logprobs")),
         ("/v1/completions", json!({"prompt": "x", "model": "other"}), 404, "model_not_found", json!("model")),

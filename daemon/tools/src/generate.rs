@@ -44,7 +44,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "MODEL", conflicts_with = "config")]
     pub target: Option<PathBuf>,
     /// The draft model's; without it there is none, unless the target is a draft that names its own.
-    #[arg(long, value_name = "MODEL", requires = "target")]
+    #[arg(long, value_name = "MODEL", requires = "target", conflicts_with = "config")]
     pub draft: Option<PathBuf>,
     /// Continue each prompt of a JSON file, one after the other: a list of strings, or of objects with a `prompt`.
     #[arg(long, value_name = "FILE")]

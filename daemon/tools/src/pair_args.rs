@@ -15,7 +15,7 @@ pub struct PairArgs {
     #[arg(value_name = "MODEL", conflicts_with = "config")]
     pub target: Option<PathBuf>,
     /// The draft model's; without it there is none, unless MODEL is a draft that names its target.
-    #[arg(long, value_name = "MODEL", requires = "target")]
+    #[arg(long, value_name = "MODEL", requires = "target", conflicts_with = "config")]
     pub draft: Option<PathBuf>,
 }
 

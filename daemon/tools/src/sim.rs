@@ -248,6 +248,11 @@ const PICTURE_S: f64 = 0.16;
 const DURATION_S: u64 = 120;
 /// Tokens of the prompts of a replay that are held in memory, four bytes each.
 const MOST_PROMPT_TOKENS: usize = 500_000_000;
+/// Bounds of what is simulated, so that it ends, and fits into memory: requests, seconds, sequences at once, and tokens of KV.
+const MOST_REQUESTS: f64 = 1e6;
+const MOST_SECONDS: u64 = 10_000_000;
+const MOST_RUNNING: usize = 100_000;
+const MOST_KV_TOKENS: usize = 100_000_000;
 
 /// A picture's name, if it can be one.
 fn picture_file(name: &str) -> Result<PathBuf, String> {
@@ -323,26 +328,32 @@ impl SimArgs {
 
     pub(crate) fn spec(&self) -> Result<SimSpec> {
         let wrong = |why: &str| Err(BenchError::Spec(why.to_owned()).into());
-        let positive = |x: f64| x.is_finite() && x > 0.0;
-        if !self.rates.iter().all(|&rate| positive(rate)) || self.batches.contains(&0) {
-            return wrong("--rates and --batches must be above 0");
+        // Far beyond what there is, and nothing overflows.
+        let ratio = |x: f64| (1e-3..=1e3).contains(&x);
+        if !self.rates.iter().all(|rate| *rate > 0.0 && *rate <= 1e6) {
+            return wrong("--rates must be above 0, and 1000000 at most");
         }
-        if !(positive(self.error) && self.noise.is_finite() && self.noise >= 0.0) {
-            return wrong("--error must be above 0, and --noise at least 0");
+        if !self.batches.iter().all(|batch| (1..=MOST_RUNNING).contains(batch)) {
+            return wrong(&format!("--batches must be 1 to {MOST_RUNNING}"));
+        }
+        if !(ratio(self.error) && (0.0..=1.0).contains(&self.noise)) {
+            return wrong("--error must be 0.001 to 1000, and --noise 0 to 1");
         }
         if self.head && self.draft_placement == "replicated" {
             return wrong(
                 "--draft-placement replicated is for draft models: a head reads what one GPU has of the target",
             );
         }
-        if !positive(self.launches) {
-            return wrong("--launches must be above 0");
+        if !ratio(self.launches) {
+            return wrong("--launches must be 0.001 to 1000");
         }
-        if !(self.swing.is_finite() && self.swing >= 1.0) || self.duration == Some(0) {
-            return wrong("--swing and --duration must be at least 1");
+        if !(1.0..=1e6).contains(&self.swing)
+            || self.duration.is_some_and(|s| !(1..=MOST_SECONDS).contains(&s))
+        {
+            return wrong(&format!("--swing must be 1 to 1000000, and --duration 1 to {MOST_SECONDS}"));
         }
         if !(1e-6..=1e6).contains(&self.replay_speed) {
-            return wrong("--replay-speed must be above 0, such as 2");
+            return wrong("--replay-speed must be 0.000001 to 1000000, such as 2");
         }
         let zero = |share: Option<f64>| share.unwrap_or(0.0);
         let shares = [self.cancelled, zero(self.acceptance), self.cached_prompts, zero(self.one_pass)];
@@ -372,7 +383,7 @@ impl SimArgs {
             if self.head { 0.0 } else { 1e3 * preset.draft_step_s.unwrap_or(pair.draft_step_s) };
         let draft_step_ms = self.draft_step.unwrap_or(preset_step_ms);
         if !(0.0..=1e6).contains(&draft_step_ms) {
-            return wrong("--draft-step must be milliseconds, at least 0");
+            return wrong("--draft-step must be milliseconds, 0 to 1000000");
         }
         let pair = self.tp.map_or(pair, |tp| pair.split_over(usize::from(tp)));
         let pair = Pair { draft_step_s: 1e-3 * draft_step_ms, ..pair };
@@ -387,8 +398,8 @@ impl SimArgs {
         let (measured, measured_rows) = self.costs.as_ref().map(|file| measured(file)).transpose()?.unzip();
         let kv_tokens = self.kv_tokens.or(measured.as_ref().map(|_| AMPLE_KV)).or(preset.kv_tokens);
         let kv_tokens = kv_tokens.unwrap_or_else(|| pair.kv_tokens(self.device.memory_bytes));
-        if kv_tokens < 1024 && self.kv_tokens.is_some() {
-            return wrong("--kv-tokens must be at least 1024");
+        if self.kv_tokens.is_some_and(|tokens| !(1024..=MOST_KV_TOKENS).contains(&tokens)) {
+            return wrong(&format!("--kv-tokens must be 1024 to {MOST_KV_TOKENS}"));
         }
         if kv_tokens < 1024 {
             return wrong(&format!(
@@ -400,6 +411,13 @@ impl SimArgs {
         let trace = self.replay.as_ref().map(|file| read_trace(file, self.replay_speed)).transpose()?;
         let whole = trace.as_ref().map_or(Duration::from_secs(DURATION_S), Trace::duration);
         let duration = self.duration.map_or(whole, Duration::from_secs);
+        let most_rate = if trace.is_some() { 0.0 } else { self.rates.iter().copied().fold(0.0, f64::max) };
+        if most_rate * duration.as_secs_f64() > MOST_REQUESTS {
+            return wrong(&format!(
+                "{most_rate} requests a second for {} s are more than the {MOST_REQUESTS} that are simulated: lower --rates or --duration",
+                duration.as_secs()
+            ));
+        }
         if let Some(tokens) = trace.as_ref().map(|trace| trace.prompt_tokens(duration, max_context))
             && tokens > MOST_PROMPT_TOKENS
         {
@@ -583,8 +601,9 @@ pub(crate) fn link(text: &str) -> Result<Links, String> {
     let names = LinkKind::ALL.map(LinkKind::name).join(", ");
     let kind = LinkKind::named(name).ok_or_else(|| format!("choose one of {names}"))?;
     let Some(rate) = rate else { return Ok(Links::over(Link::usual(kind))) };
-    let gb_per_s = rate.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    let gb_per_s = gb_per_s.ok_or("behind the colon stands a rate in GB/s, such as pcie:50")?;
+    let gb_per_s = rate.parse().ok().filter(|rate: &f64| (1e-3..=1e6).contains(rate));
+    let gb_per_s =
+        gb_per_s.ok_or("behind the colon stands a rate in GB/s, 0.001 to 1000000, such as pcie:50")?;
     Ok(Links::over(Link { kind, bytes_per_s: gb_per_s * 1e9 }))
 }
 
@@ -644,7 +663,7 @@ mod tests {
             (content(&[none]), "", "without a draft model"),
             (content(&[table(1000)]).replace("max_rows", "rows"), "", "it is damaged"),
             ("{".to_owned(), "", "it is damaged"),
-            (sound.clone(), "--kv-tokens 5", "at least 1024"),
+            (sound.clone(), "--kv-tokens 5", "must be 1024 to"),
         ] {
             let problem = spec(&text, more).unwrap_err().to_string();
             assert!(problem.contains(part), "{problem}");

@@ -230,6 +230,10 @@ fn is_loopback(address: IpAddr) -> bool {
 fn text(path: &Path, secret: bool) -> Result<String, ConfigError> {
     let unreadable = |err: std::io::Error| error(Some(path), format!("cannot be read: {err}"));
     let about = std::fs::metadata(path).map_err(unreadable)?;
+    // To read a pipe would be to wait for who writes into it.
+    if !about.is_file() {
+        return Err(error(Some(path), "is no regular file".to_owned()));
+    }
     if about.len() > MOST_BYTES {
         return Err(error(Some(path), format!("is larger than {MOST_BYTES} bytes")));
     }

@@ -18,7 +18,8 @@ use std::time::Duration;
 
 use faser_engine::TokenId;
 use faser_models::{
-    Grammar, GrammarCompiler, GrammarError, GrammarProgram, GrammarSource, GrammarVocabulary, Tokenizer,
+    CallForm, Grammar, GrammarCompiler, GrammarError, GrammarProgram, GrammarSource, GrammarVocabulary,
+    Tokenizer,
 };
 use ring::digest::{Context, SHA256};
 use rustix::process::setpriority_process;
@@ -155,8 +156,15 @@ impl Grammars {
 
     async fn made(&self, source: &GrammarSource) -> Result<Grammar, FormatError> {
         let program = self.program(source).await?;
+        let tried = match (self.tried(&program).await, calls_of(source)) {
+            (Err(FormatError::Grammar(error)), Some(form)) => {
+                let named = timeout(QUICK_WITHIN, self.of_function(form)).await;
+                return Err(named.ok().flatten().unwrap_or(error).into());
+            }
+            (tried, _) => tried?,
+        };
         // Twice: as the compiler leaves it, and as it is followed.
-        let bytes = 2 * self.tried(&program).await? + GrammarCompiler::MOST_LEXER_BYTES;
+        let bytes = 2 * tried + GrammarCompiler::MOST_LEXER_BYTES;
         if bytes > MAX_BYTES {
             return Err(FormatError::TooLarge);
         }
@@ -208,6 +216,23 @@ impl Grammars {
             Err(_) => Err(FormatError::Busy),
             Ok(Err(error)) => Err(error),
         }
+    }
+
+    /// Of calls that are refused, why the first function is that is refused alone, if that is soon known.
+    async fn of_function(&self, form: &CallForm) -> Option<GrammarError> {
+        for function in &form.functions {
+            let alone = CallForm { functions: vec![function.clone()], ..form.clone() };
+            let program = self.program(&GrammarSource::Calls(alone)).await.ok()?;
+            let _turn = turn_in(&self.quick).await.ok()?;
+            match self.attempt(&program, QUICK).await.ok()? {
+                Outcome::Fits { .. } => {}
+                Outcome::Refused(error) => {
+                    return Some(GrammarError::new(&format!("the function `{}`, {error}", function.name)));
+                }
+                Outcome::TooSlow | Outcome::TooLarge => return None,
+            }
+        }
+        None
     }
 
     /// One trial; another one if the process went away under it.
@@ -277,6 +302,15 @@ impl Grammars {
             FormatError::Unavailable
         })?;
         Ok(compiled.await.map_err(|_| FormatError::Unavailable)??)
+    }
+}
+
+/// The calls that a source is of, if it is.
+fn calls_of(source: &GrammarSource) -> Option<&CallForm> {
+    match source {
+        GrammarSource::Calls(form) => Some(form),
+        GrammarSource::BehindReasoning(_, _, source) => calls_of(source),
+        _ => None,
     }
 }
 

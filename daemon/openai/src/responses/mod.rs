@@ -47,7 +47,8 @@ pub(super) async fn create(
         served.render(&conversation).map_err(|err| ApiError { param: Some("input".into()), ..err })?;
     drop(conversation);
     let reasoning = served.reasoning_behind(&prompt, &parameters);
-    let ids = encoding::prompt(served, prompt, false, Kept::All).await?;
+    let ids = encoding::prompt(served, prompt, false, Kept::All).await;
+    let ids = ids.map_err(|err| Shape::Response.in_its_words(err))?;
     let prompts = vec![Prompt { ids: ids.into(), echo: Echo::Nothing }];
     let generation =
         Generation { shape: Shape::Response, prompts, parameters, reasoning, max_new_tokens: None };

@@ -220,7 +220,14 @@ impl Admin {
         let before = self.app.paused();
         self.app.pause(Some(DRAINED));
         audit::changed(peer, "drain", &json!(before.unwrap_or("serving")), &json!(DRAINED));
-        Ok(Drained { left: pairs.idle(wait).await })
+        let left = pairs.idle(wait).await;
+        if self.app.paused().is_none() {
+            return Err(conflict(
+                "resumed",
+                "an operator had requests taken again meanwhile: drain once more",
+            ));
+        }
+        Ok(Drained { left })
     }
 
     fn resume(&self, peer: &Peer) -> Result<(), ApiError> {

@@ -22,7 +22,7 @@ pub struct CallForm {
 pub struct Function {
     /// Its name.
     pub name: String,
-    /// The JSON schema of its arguments; any object, if there is none.
+    /// The JSON schema of its arguments; it takes none, if there is none.
     pub parameters: Option<Value>,
 }
 
@@ -110,7 +110,8 @@ fn literal(text: &str) -> String {
 fn schema(parameters: Option<&Value>) -> Value {
     let mut map = match parameters.map(bare) {
         Some(Value::Object(map)) => map,
-        _ => Map::new(),
+        Some(_) => Map::new(),
+        None => Map::from_iter([("additionalProperties".to_owned(), false.into())]),
     };
     map.entry("type").or_insert_with(|| "object".into());
     let how = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});

@@ -13,9 +13,10 @@ use serde_json::{Map, Value, json};
 
 use super::GrammarMatcher;
 use super::matcher::{Common, MOST_LEXER_BYTES, Start};
+use super::schema::make_ready;
 use super::words::in_plain_words;
 use crate::Tokenizer;
-use crate::text::calls::{CallForm, CallFormat};
+use crate::text::calls::{CallForm, CallFormat, Function};
 use crate::text::channel::ReasoningStart;
 use crate::text::reasoning::ReasoningFormat;
 
@@ -170,7 +171,9 @@ impl GrammarVocabulary {
             }
             GrammarSource::JsonSchema(schema) => {
                 measure(&schema.to_string())?;
-                TopLevelGrammar::from_json_schema(compact(schema)?)
+                let mut schema = compact(schema)?;
+                make_ready(&mut schema).map_err(GrammarError)?;
+                TopLevelGrammar::from_json_schema(schema)
             }
             GrammarSource::Regex(regex) => {
                 measure(regex)?;
@@ -182,6 +185,11 @@ impl GrammarVocabulary {
             }
             GrammarSource::Choice(choices) => TopLevelGrammar::from_lark(alternatives(choices)?),
             GrammarSource::Calls(form) => {
+                let mut form = form.clone();
+                for Function { name, parameters } in &mut form.functions {
+                    let ready = parameters.as_mut().map_or(Ok(()), make_ready);
+                    ready.map_err(|why| GrammarError(format!("the function `{name}`, {why}")))?;
+                }
                 let grammar = form.lark(token);
                 measure(&grammar)?;
                 TopLevelGrammar::from_lark(grammar)

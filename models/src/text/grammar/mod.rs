@@ -2,6 +2,7 @@
 
 mod compiler;
 mod matcher;
+mod schema;
 mod words;
 
 #[cfg(test)]

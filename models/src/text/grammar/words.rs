@@ -55,7 +55,14 @@ pub(super) fn in_plain_words(message: &str) -> String {
         |line: &&str| line.split_once(" | ").is_some_and(|(number, _)| number.trim().parse::<u32>().is_ok());
     let lines = message.split("\n<").next().unwrap_or_default().lines().take_while(|line| !quoted(line));
     let text = lines.collect::<Vec<_>>().join("\n");
-    let text = text.trim();
+    // Nor has anybody written the line and column of what a schema became.
+    let text = match text.split_once("failed to compile JSON schema: ") {
+        Some((_, why)) => why.trim(),
+        None => text.trim(),
+    };
+    if let Some(keys) = text.strip_prefix("Unimplemented keys: ") {
+        return format!("these keywords of JSON Schema are not followed: {keys}; leave them out");
+    }
     match text.char_indices().nth(MOST_CHARACTERS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
