@@ -198,6 +198,11 @@ async fn cached_prompts_are_shared_under_one_salt_alone() {
         texts.push(text_of(&answer).to_owned());
     }
     assert!(texts.iter().all(|text| *text == texts[0]));
+    // Also where a stop string ends the text, while the device is ahead.
+    let stop: String = texts[0].chars().take(1).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 6, "seed": 3, "n": 2, "stop": [stop]});
+    let usage = ok!(client, COMPLETIONS, body)["usage"].take();
+    assert!(usage["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(0), "{usage}");
     close(&served).await;
 }
 

@@ -91,6 +91,18 @@ async fn the_model_is_told_of_functions_and_calls_where_its_template_does_not() 
         chat(&json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false}))
     );
     assert_eq!(said(&answer["choices"][0]).1.len(), 1, "{answer}");
+    // A function that says nothing of parameters has none, and of several the one is named that is not taken.
+    let plain = json!({"type": "function", "function": {"name": "plain"}});
+    let (_, answer) = post!(client, CHATS, chat(&json!({"tools": [plain], "tool_choice": "required"})));
+    assert_eq!(answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], "{}", "{answer}");
+    let unique = json!({"properties": {"a": {"type": "array", "uniqueItems": true}}});
+    let tools = json!([plain, tool("wrong", &unique)]);
+    let (_, answer) = post!(client, CHATS, chat(&json!({"tools": tools, "tool_choice": "required"})));
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(message.contains("`wrong`") && message.contains("uniqueItems"), "{message}");
+    let (_, answer) = post!(client, CHATS, chat(&json!({"max_tokens": 100_000})));
+    assert_eq!(answer["error"]["param"], "messages", "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("lower max_completion_tokens"), "{answer}");
     close(&served).await;
 }
 
