@@ -106,7 +106,7 @@ fn alone_a_draft_goes_on_as_long_as_it_is_sure_and_ends_when_a_step_does_not_pay
     let report = compare(&spec, &["best-fixed", "+trim"], &[Load::backlog(1)]);
     let [fixed, adapted] = [&report.runs[0].figures, &report.runs[1].figures];
     let gain = adapted.tokens_per_s / fixed.tokens_per_s;
-    assert!(gain > 1.045, "{gain}: {report}");
+    assert!(gain > 1.04, "{gain}: {report}");
     // A step that is not taken is not counted, and more of those that are taken bring a token.
     let per_step = |figures: &Figures| figures.tokens_per_verdict / figures.draft_steps.max(1.0);
     assert!(per_step(adapted) > per_step(fixed), "{report}");

@@ -68,7 +68,7 @@ fn prompts_far_beyond_the_context_are_refused_and_leave_nothing() {
                     let said =
                         (status, error["code"].as_str(), error["message"].as_str().unwrap_or_default());
                     assert_eq!((said.0, said.1), (400, Some("context_length_exceeded")), "{path}: {answer}");
-                    for words in ["more than 1024 tokens", "shorten the prompt"] {
+                    for words in ["maximum context length is 1024 tokens", "shorten the prompt"] {
                         assert!(said.2.contains(words), "{path}: {answer}");
                     }
                 });
