@@ -83,9 +83,11 @@ pub struct BenchSpec {
 
 impl BenchSpec {
     /// A small greedy benchmark of `url` with the built-in prompts: concurrency 1, the server's own k, 32 requests of 64 tokens, one repeat.
-    pub fn new(url: impl Into<String>) -> BenchSpec {
+    /// `url` may end as the base URLs of clients do, with a slash or `/v1`.
+    pub fn new(url: &str) -> BenchSpec {
+        let url = url.trim_end_matches('/');
         BenchSpec {
-            url: url.into(),
+            url: url.strip_suffix("/v1").unwrap_or(url).to_owned(),
             model: None,
             concurrency: vec![1],
             k: vec![KMax::ServerDefault],
@@ -134,6 +136,14 @@ impl BenchSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_url_may_be_that_of_a_client() {
+        for url in ["http://x:1", "http://x:1/", "http://x:1/v1", "http://x:1/v1/"] {
+            assert_eq!(BenchSpec::new(url).url, "http://x:1");
+        }
+        assert_eq!(BenchSpec::new("http://x:1/faser/v1").url, "http://x:1/faser");
+    }
 
     #[test]
     fn k_is_a_number_up_to_the_limit_or_default() {

@@ -8,7 +8,7 @@ use faser_loading::plan_command;
 use faser_openai::grammars;
 use faser_operators::ctl::socket_client::CtlError;
 use faser_operators::reload::Reload;
-use faser_operators::{ctl, log, top};
+use faser_operators::{admin, ctl, log, top};
 use faser_terminal::{Display, println};
 #[cfg(feature = "gpu-check")]
 use faser_tools::gpu_check;
@@ -58,6 +58,7 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
         Command::Check(args) => {
             let config = args.load_config()?;
             log::start(quiet(config.log));
+            admin::socket::check(&config.admin)?;
             let said = check::check(&config)?;
             let quality =
                 args.quality.as_deref().map(|text| check::quality(&config, text, args.quality_tokens));
@@ -77,7 +78,11 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
                 reports => reports.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n\n"),
             };
             println(&text)?;
-            Ok(i32::from(reports.iter().any(|report| report.refusal.is_some())))
+            let refused = reports.iter().find_map(|report| report.refusal.as_ref());
+            if let Some(refusal) = refused {
+                log::last_words(&refusal.problem);
+            }
+            Ok(i32::from(refused.is_some()))
         }
         Command::Generate(args) => {
             let config = args.load_config()?;

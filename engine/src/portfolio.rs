@@ -66,10 +66,10 @@ impl Offers {
     ) {
         for Offer { source, proposals } in self.all() {
             for ((offered, confidence), came) in proposals.iter().zip(came.clone()) {
-                let mean = calibrations[*source].mean(*confidence);
-                let predicted = levels[*source].acceptance(mean);
+                let calibrated = calibrations[*source].acceptance(*confidence);
+                let predicted = levels[*source].acceptance(calibrated);
                 calibrations[*source].observe(*confidence, predicted, *offered == came);
-                levels[*source].observe(mean, *offered == came);
+                levels[*source].observe(calibrated, *offered == came);
                 if *offered != came {
                     break;
                 }

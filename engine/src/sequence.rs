@@ -512,9 +512,9 @@ impl Sequence {
         }
         let drafted = |(_, proposal): &(usize, &Proposal)| !proposal.is_free();
         for (i, proposal) in self.proposals.iter().take(known).enumerate().filter(drafted) {
-            let mean = calibrations[proposal.source].mean(proposal.confidence);
+            let calibrated = calibrations[proposal.source].acceptance(proposal.confidence);
             calibrations[proposal.source].observe(proposal.confidence, proposal.acceptance, i < accepted);
-            self.levels[proposal.source].observe(mean, i < accepted);
+            self.levels[proposal.source].observe(calibrated, i < accepted);
         }
     }
 

@@ -14,13 +14,12 @@ pub const CONFIDENCE_BINS: usize = 16;
 
 /// Acceptances that a fresh bin is believed to have seen.
 const PRIOR_WEIGHT: f64 = 8.0;
-/// Proposals of a bin, beside those it is believed to have seen, up to which it is taken to be no worse than all of them together: what is cut for a
-/// confidence of which nothing was seen would never be seen.
-const TRIED: f64 = 8.0;
 /// What an observation still counts after one more in the same bin: the memory is about 2,000 proposals.
 const BIN_MEMORY: f64 = 0.9995;
 /// What is remembered of all bins together, at most.
 const SEEN_AT_MOST: f64 = 1.0 / (1.0 - BIN_MEMORY);
+/// A change of a bin's acceptance that those below it are not told of.
+const LEAST_CHANGE: f32 = 1e-4;
 /// Acceptance expected before anything is known.
 const TYPICAL_AT_FIRST: f64 = 0.7;
 /// No probability of acceptance is taken for certain.
@@ -118,9 +117,16 @@ pub struct LearnedOfSource {
 pub type AcceptanceTable = [f32; CONFIDENCE_BINS];
 
 /// From the draft's confidence to the probability of acceptance, given that all before was accepted.
+///
+/// What is cut for its confidence is never verified, and nothing is learned of it. So a bin of which little was seen is believed to be as much better
+/// than was thought at first as the one above it is.
 #[derive(Clone, Debug)]
 pub struct Calibration {
     bins: [Counts; CONFIDENCE_BINS],
+    /// Acceptance that each is believed to have at first.
+    priors: AcceptanceTable,
+    /// What is believed of each now.
+    table: AcceptanceTable,
     /// All bins together.
     all: Counts,
     observed: u64,
@@ -144,7 +150,9 @@ impl Calibration {
     fn with_prior(prior: impl Fn(usize) -> f64) -> Calibration {
         let bin = |acceptance| Counts { seen: PRIOR_WEIGHT, accepted: acceptance * PRIOR_WEIGHT };
         let bins = std::array::from_fn(|index| bin(prior(index)));
-        Calibration { bins, all: bin(TYPICAL_AT_FIRST), observed: 0, log_loss_sum: 0.0 }
+        let priors = std::array::from_fn(|index| prior(index) as f32);
+        let all = bin(TYPICAL_AT_FIRST);
+        Calibration { bins, priors, table: priors.map(bounded), all, observed: 0, log_loss_sum: 0.0 }
     }
 
     /// Of proposals that were found in a text, whose bin is the higher the more tokens agreed before: hopeful, so that they are tried.
@@ -157,6 +165,7 @@ impl Calibration {
         for (own, other) in self.bins.iter_mut().zip(&learned.bins).chain([(&mut self.all, &learned.all)]) {
             *own = other.believed().unwrap_or(*own);
         }
+        (0..CONFIDENCE_BINS).rev().for_each(|bin| self.table[bin] = self.estimate(bin));
         self
     }
 
@@ -166,39 +175,51 @@ impl Calibration {
 
     /// Learns from one verified proposal, all before which were accepted. `predicted` is what was believed of it.
     pub fn observe(&mut self, confidence: f32, predicted: f32, accepted: bool) {
-        for bin in [&mut self.bins[confidence_bin(confidence)], &mut self.all] {
+        let seen_of = confidence_bin(confidence);
+        for bin in [&mut self.bins[seen_of], &mut self.all] {
             bin.seen = bin.seen * BIN_MEMORY + 1.0;
             bin.accepted = bin.accepted * BIN_MEMORY + f64::from(u8::from(accepted));
+        }
+        // Those below it go by it as far as little was seen of them.
+        for bin in (0..=seen_of).rev() {
+            let before = self.table[bin];
+            self.table[bin] = self.estimate(bin);
+            if bin < seen_of && (self.table[bin] - before).abs() < LEAST_CHANGE {
+                break;
+            }
         }
         self.observed += 1;
         let right = if accepted { predicted } else { 1.0 - predicted };
         self.log_loss_sum -= f64::from(right.max(1e-6)).ln();
     }
 
-    /// Acceptance over all requests and confidences, per proposal, as high as is likely.
+    /// Acceptance over all requests and confidences, per proposal: as high as what was seen leaves likely, for what is never tried is never found
+    /// to be better than it seemed. What that loses the regret account bounds.
     pub fn typical(&self) -> f32 {
-        likely(&self.all)
+        let mean = self.all.accepted / self.all.seen;
+        let deviation = |seen: f64| (mean * (1.0 - mean) / seen).sqrt();
+        bounded((mean + deviation(self.all.seen) - deviation(SEEN_AT_MOST)) as f32)
     }
 
     /// The probability of acceptance per bin.
     pub fn table(&self) -> AcceptanceTable {
-        std::array::from_fn(|bin| self.of_bin(bin))
+        self.table
     }
 
-    /// Acceptance of those with this confidence so far: what a request's [level](Level) is measured by, which is not to fall for what is tried.
-    pub fn mean(&self, confidence: f32) -> f32 {
-        let Counts { seen, accepted } = self.bins[confidence_bin(confidence)];
-        bounded((accepted / seen) as f32)
-    }
-
-    /// The probability of acceptance of a proposal with this confidence, as high as is likely.
+    /// The probability of acceptance of a proposal with this confidence.
     pub fn acceptance(&self, confidence: f32) -> f32 {
-        self.of_bin(confidence_bin(confidence))
+        self.table[confidence_bin(confidence)]
     }
 
-    fn of_bin(&self, bin: usize) -> f32 {
-        let own = likely(&self.bins[bin]);
-        if self.bins[bin].seen < PRIOR_WEIGHT + TRIED { own.max(self.typical()) } else { own }
+    /// From what was seen of a bin, and of the one above it.
+    fn estimate(&self, bin: usize) -> f32 {
+        let Counts { seen, accepted } = self.bins[bin];
+        // Each observation fades what was believed at first as it fades the others.
+        let fades = (SEEN_AT_MOST - seen) / (SEEN_AT_MOST - PRIOR_WEIGHT);
+        let first = PRIOR_WEIGHT * fades.clamp(0.0, 1.0) / seen;
+        let above = self.table.get(bin + 1).zip(self.priors.get(bin + 1));
+        let better = above.map_or(0.0, |(now, prior)| (now - prior).max(0.0));
+        bounded((accepted / seen) as f32 + first.min(1.0) as f32 * better)
     }
 
     /// Proposals learned from, and the mean log-loss of what was predicted of them, in nats.
@@ -264,14 +285,6 @@ impl Level {
     pub fn typical(&self) -> f32 {
         bounded(self.accepted / self.seen)
     }
-}
-
-/// Acceptance as high as what was seen leaves likely, for what is never tried is never found to be better than it seemed. What that loses the regret
-/// account bounds.
-fn likely(Counts { seen, accepted }: &Counts) -> f32 {
-    let mean = accepted / seen;
-    let deviation = |seen: f64| (mean * (1.0 - mean) / seen).sqrt();
-    bounded((mean + deviation(*seen) - deviation(SEEN_AT_MOST)) as f32)
 }
 
 fn bounded(probability: f32) -> f32 {
@@ -350,33 +363,41 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_that_is_right_though_unsure_is_found_out_by_what_is_tried() {
+    fn a_draft_that_is_right_though_unsure_is_found_out() {
         let (mut calibration, mut coin) = (Calibration::default(), coins(3));
         let mut tried = [0; CONFIDENCE_BINS];
-        for _ in 0..4000 {
-            let confidence = 0.5 * coin();
+        for _ in 0..8000 {
+            let confidence = coin();
             let predicted = calibration.acceptance(confidence);
             // Who is not believed in is not verified.
             if predicted >= 0.5 {
                 let bin = confidence_bin(confidence);
                 tried[bin] += 1;
-                calibration.observe(confidence, predicted, coin() < if bin == 0 { 0.1 } else { 0.85 });
+                calibration.observe(confidence, predicted, coin() < if bin < 2 { 0.1 } else { 0.85 });
             }
         }
-        let [hopeless, unsure @ .., _, _, _, _, _, _, _, _] = tried;
-        assert!(hopeless < 16 && unsure.iter().all(|tried| *tried > 400), "{tried:?}");
+        let [hopeless, _, unsure @ ..] = tried;
+        assert!(hopeless < 16 && unsure.iter().all(|tried| *tried > 300), "{tried:?}");
     }
 
     #[test]
-    fn a_request_is_no_harder_for_what_was_tried_of_it() {
-        let (mut calibration, mut level) = (Calibration::default(), Level::new(0.7));
-        let before = level.acceptance(0.8);
-        for _ in 0..8 {
-            // Nothing comes of these, as their confidence says.
-            level.observe(calibration.mean(0.03), false);
-            calibration.observe(0.03, 0.03, false);
-        }
-        assert!(level.acceptance(0.8) > 0.93 * before, "{level:?}");
+    fn what_is_seen_of_one_bin_counts_for_those_below_it_as_far_as_little_was_seen_of_them() {
+        let mut calibration = Calibration::default();
+        let first = calibration.table();
+        (0..200).for_each(|_| calibration.observe(0.3, 0.3, false));
+        let of_known = calibration.acceptance(0.3);
+        (0..200).for_each(|_| calibration.observe(0.65, 0.65, true));
+        let now = calibration.table();
+        assert!(now[10] > 0.95 && now[9] > first[9] + 0.25 && now[5] > first[5] + 0.25, "{now:?}");
+        assert!((calibration.acceptance(0.3) - of_known).abs() < 0.02, "{now:?}");
+        assert_eq!(now[11..], first[11..]);
+        // One that is worse than was thought has none below it believed to be worse.
+        let mut worse = Calibration::default();
+        (0..200).for_each(|_| worse.observe(0.65, 0.65, false));
+        assert_eq!(worse.table()[..10], first[..10]);
+        // And what was learned is believed by who begins with it.
+        let begun = Calibration::default().with(&calibration.learned());
+        assert!((begun.table()[9] - now[9]).abs() < 0.05, "{begun:?}");
     }
 
     #[test]

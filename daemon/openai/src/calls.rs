@@ -78,9 +78,10 @@ impl Reader {
     }
 
     /// The end of the choice. With calls it is one by calls, as in OpenAI's API, unless the request named the function: then it is
-    /// `stop` there. A text that was cut off stays that.
+    /// `stop` there. A text that was cut off stays that, and one that a stop string cut within a call ends by `stop`: its arguments are no JSON.
     pub(super) fn ending(&self, ending: Ending) -> Ending {
-        let by_calls = ending.finish == Finish::Stop && self.begun > 0 && !self.named;
+        let open = self.parser.as_ref().is_some_and(CallParser::open);
+        let by_calls = ending.finish == Finish::Stop && self.begun > 0 && !self.named && !open;
         Ending { finish: if by_calls { Finish::ToolCalls } else { ending.finish }, ..ending }
     }
 
@@ -183,5 +184,27 @@ impl Part {
                 json!({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_a_stop_string_cut_is_no_end_by_calls() {
+        let mut reader = Reader::new(Some(ReadCalls { format: CallFormat::Hermes, named: false }));
+        let ended = |reader: &Reader| {
+            let ending =
+                Ending { finish: Finish::Stop, output: Vec::new(), reasoning_tokens: None, usage: None };
+            reader.ending(ending).finish
+        };
+        let mut take = |text: &str| {
+            reader.take(Channel::Content, text.to_owned());
+            ended(&reader)
+        };
+        assert_eq!(take("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": "), Finish::Stop);
+        assert_eq!(take("1}"), Finish::ToolCalls);
+        assert_eq!(take("}</tool_call><tool_call>{\"name\": \"g\", \"arguments\": {"), Finish::Stop);
     }
 }

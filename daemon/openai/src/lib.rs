@@ -42,7 +42,7 @@ mod tools;
 pub use debug::{chrome_trace, no_replica};
 
 use actix_web::http::{Method, StatusCode, header};
-use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, web};
+use actix_web::{HttpRequest, HttpResponse, Resource, ResponseError, Route, guard, web};
 
 use errors::ApiError;
 
@@ -82,21 +82,25 @@ pub use observe::observe;
 pub use responses::{Asked, asked as response_asked};
 pub use tokenize::{Source, ids as ids_asked, source as tokens_asked};
 
-/// A path with its one method; others are answered with 405.
+/// A path with its one method, and HEAD where that is GET; others are answered with 405.
 fn resource(path: &'static str, method: Method, route: Route) -> Resource {
-    let allowed = method.clone();
+    let allowed = if method == Method::GET { "GET, HEAD" } else { method.as_str() }.to_owned();
+    let route = match method {
+        Method::GET => route.guard(guard::Any(guard::Get()).or(guard::Head())),
+        method => route.method(method),
+    };
     let other = move |request: HttpRequest| {
         let path = shortened(request.path(), 128);
         let message =
             format!("{path} is not for {}; use {allowed}", shortened(request.method().as_str(), 32));
         let error = ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message);
         let mut response = error.error_response();
-        if let Ok(allowed) = header::HeaderValue::from_str(allowed.as_str()) {
+        if let Ok(allowed) = header::HeaderValue::from_str(&allowed) {
             response.headers_mut().insert(header::ALLOW, allowed);
         }
         async { response }
     };
-    web::resource(path).route(route.method(method)).default_service(web::to(other))
+    web::resource(path).route(route).default_service(web::to(other))
 }
 
 async fn no_route(request: HttpRequest) -> Result<HttpResponse, ApiError> {

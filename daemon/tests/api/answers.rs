@@ -95,6 +95,8 @@ async fn a_model_answers_to_each_of_its_names() {
     assert_eq!(ids, ["pair", "gpt-4o", "some/other"]);
     let (status, one) = get!(client, "/v1/models/some/other");
     assert_eq!(status, StatusCode::OK);
+    let head = TestRequest::with_uri("/v1/models").method("HEAD".parse().unwrap()).to_request();
+    assert_eq!(call_service(&client, head).await.status(), StatusCode::OK);
     let one: Value = serde_json::from_slice(&one).unwrap();
     assert_eq!((&one, &one["root"]), (&list["data"][2], &json!("pair")));
 

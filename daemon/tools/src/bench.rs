@@ -20,7 +20,7 @@ Examples:
   faser bench --concurrency 1,4,16 --k 0,4 --repeats 3
   faser bench --url http://127.0.0.1:8001 --prompts my.json --json run.json")]
 pub struct BenchArgs {
-    /// Where the server listens, without a path.
+    /// Where the server listens; `/v1` behind it may be left out.
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     pub url: String,
     /// The model to ask for; without it the first of /v1/models.

@@ -193,10 +193,10 @@ pub struct SimArgs {
     #[arg(long, value_name = "P", default_value_t = 0.0)]
     pub cancelled: f64,
     /// Mean seconds between losses of the device.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
     pub device_lost_every: Option<u64>,
     /// Mean seconds between slow spells of a lane.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u64).range(1..))]
     pub slow_lane_every: Option<u64>,
     /// Write every run as JSON too.
     #[arg(long, value_name = "FILE")]

@@ -218,16 +218,16 @@ impl Admin {
         self.not_ending()?;
         let pairs = self.pairs()?;
         let before = self.app.paused();
+        let mut resumed = self.resumed.subscribe();
         self.app.pause(Some(DRAINED));
         audit::changed(peer, "drain", &json!(before.unwrap_or("serving")), &json!(DRAINED));
-        let left = pairs.idle(wait).await;
-        if self.app.paused().is_none() {
-            return Err(conflict(
-                "resumed",
-                "an operator had requests taken again meanwhile: drain once more",
-            ));
+        tokio::select! {
+            biased;
+            _ = resumed.changed() => {
+                Err(conflict("resumed", "an operator had requests taken again meanwhile: drain once more"))
+            }
+            left = pairs.idle(wait) => Ok(Drained { left }),
         }
-        Ok(Drained { left })
     }
 
     fn resume(&self, peer: &Peer) -> Result<(), ApiError> {
@@ -240,6 +240,7 @@ impl Admin {
         }
         let before = self.app.paused();
         self.app.pause(None);
+        self.resumed.send_modify(|times| *times += 1);
         audit::changed(peer, "resume", &json!(before.unwrap_or("serving")), &json!("serving"));
         Ok(())
     }

@@ -11,7 +11,7 @@ use faser_engine::LoadView;
 use faser_openai::app::App;
 use faser_openai::errors::ApiError;
 use faser_openai::pairs::{Pairs, Served};
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, watch};
 
 use super::peer::Operators;
 use super::snapshot::{ModelView, PairRow, PartitionView, PolicyView, ReplicaView, RequestRow, Snapshot};
@@ -41,6 +41,8 @@ pub struct Admin {
     started: Instant,
     /// Held while costs are measured.
     pub(super) measuring: Arc<AsyncMutex<()>>,
+    /// How often requests were taken again: who waits for a drain hears of it.
+    pub(super) resumed: watch::Sender<u64>,
 }
 
 impl Admin {
@@ -53,6 +55,7 @@ impl Admin {
             samples: Mutex::default(),
             started: Instant::now(),
             measuring: Arc::default(),
+            resumed: watch::Sender::default(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The admin socket: where it is, and how it comes to be there with the right owner and mode at once.
 
+use std::fmt::Display;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
@@ -49,6 +50,18 @@ pub fn place(config: &AdminConfig) -> Option<PathBuf> {
     }
 }
 
+/// Whether the config can be meant so on this machine. Its folder may still be to be made, by the service manager.
+///
+/// # Errors
+/// There is no such group, or what is at the socket's place is none.
+pub fn check(config: &AdminConfig) -> Result<()> {
+    Operators::new(config.group.as_deref()).map_err(|why| anyhow!("`admin.group`: {why}"))?;
+    match &config.socket {
+        AdminSocket::At(path) => refuse_what_is_no_socket(path),
+        _ => Ok(()),
+    }
+}
+
 /// One that the service manager has opened: its unit says who may connect.
 pub fn handed_over(listener: UnixListener) -> Socket {
     let address = listener.local_addr().ok();
@@ -61,21 +74,13 @@ pub fn handed_over(listener: UnixListener) -> Socket {
 /// # Errors
 /// Somebody listens there, something else is there, or the folder or the group cannot be had.
 pub fn listen(path: &Path, operators: &Operators) -> Result<Socket> {
-    let refuse = |problem: String| anyhow!("cannot listen on the admin socket {}: {problem}", path.display());
     let failed = |what: &str| {
         let what = what.to_owned();
-        move |err: io::Error| refuse(format!("{what}: {err}"))
+        move |err: io::Error| refused(path, format!("{what}: {err}"))
     };
-    match fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => {
-            return Err(refuse(
-                "something that is no socket is there: choose another `admin.socket`".to_owned(),
-            ));
-        }
-        Ok(_) if UnixStream::connect(path).is_ok() => {
-            return Err(refuse("another daemon listens there: choose another `admin.socket`".to_owned()));
-        }
-        _ => {}
+    refuse_what_is_no_socket(path)?;
+    if UnixStream::connect(path).is_ok() {
+        return Err(refused(path, "another daemon listens there: choose another `admin.socket`"));
     }
     // Made beside its place: at it, it has its owner and mode from the first moment on.
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -101,6 +106,19 @@ pub fn listen(path: &Path, operators: &Operators) -> Result<Socket> {
         return Err(err);
     }
     Ok(Socket { listener, path: path.to_owned(), made: inode(path) })
+}
+
+fn refused(path: &Path, problem: impl Display) -> anyhow::Error {
+    anyhow!("cannot listen on the admin socket {}: {problem}", path.display())
+}
+
+fn refuse_what_is_no_socket(path: &Path) -> Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            Err(refused(path, "something that is no socket is there: choose another `admin.socket`"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn inode(path: &Path) -> Option<u64> {
@@ -157,6 +175,10 @@ mod tests {
         fs::write(&path, "a file").unwrap();
         let refusal = listen(&path, &Operators::default()).err().unwrap().to_string();
         assert!(refusal.contains("no socket"), "{refusal}");
+        let config = AdminConfig { socket: AdminSocket::At(path), group: None };
+        assert_eq!(check(&config).unwrap_err().to_string(), refusal);
+        let config = AdminConfig { socket: AdminSocket::Off, group: Some("faser-no-such-group".to_owned()) };
+        assert!(check(&config).unwrap_err().to_string().starts_with("`admin.group`: there is no group"));
         let nowhere = listen(&folder.0.join("no/where"), &Operators::default()).err().unwrap().to_string();
         assert!(nowhere.contains("folder"), "{nowhere}");
     }

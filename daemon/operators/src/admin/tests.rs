@@ -217,6 +217,20 @@ async fn drained_it_takes_nothing_and_resumed_it_does() {
     assert_eq!(read.await.unwrap(), Some(FinishReason::Length));
     assert_eq!(call(&admin, Method::POST, "/v1/resume", &json!({})).await.0, StatusCode::OK);
     assert!(admin.app.served().is_ok());
+    // Who waits for a drain hears at once that it is over, also if another has begun.
+    let running = served.service.submit(submission(4000)).await.unwrap();
+    let waiting = async { call(&admin, Method::POST, "/v1/drain", &json!({"wait_s": 3600})).await };
+    let others = async {
+        while admin.app.paused().is_none() {
+            actix_web::rt::task::yield_now().await;
+        }
+        assert_eq!(call(&admin, Method::POST, "/v1/resume", &json!({})).await.0, StatusCode::OK);
+        call(&admin, Method::POST, "/v1/drain", &json!({})).await
+    };
+    let ((code, body), (again, left)) = futures_util::join!(waiting, others);
+    assert_eq!((code, &body["error"]["code"]), (StatusCode::CONFLICT, &json!("resumed")), "{body}");
+    assert_eq!((again, &left["left"]), (StatusCode::OK, &json!(1)));
+    drop(running);
     // On its way down nothing is drained or resumed any more.
     admin.app.start_draining();
     for path in ["/v1/drain", "/v1/resume", "/v1/profile"] {

@@ -197,7 +197,12 @@ pub fn ctl(args: &CtlArgs) -> Result<i32, CtlError> {
             Ok(0)
         }
         CtlCommand::Policy { change: Some(PolicyCommand::Set { pairs, tag }) } => {
-            let body: Map<String, Value> = pairs.iter().cloned().collect();
+            let mut body = Map::new();
+            for (key, value) in pairs {
+                if body.insert(key.clone(), value.clone()).is_some() {
+                    return Err(CtlError::Usage(format!("{key} is set twice; write it once")));
+                }
+            }
             let body = with_pair(Some(body.into()), pair);
             let answer = client.call("PATCH", "/v1/policy", body.as_ref(), tag.as_deref())?.done()?;
             told(&answer.json()?, args.json, show::changes)

@@ -165,6 +165,9 @@ pub enum CtlError {
         /// Its words.
         message: String,
     },
+    /// The command line cannot be meant so.
+    #[error("{0}")]
+    Usage(String),
     /// The answer cannot be put where it was to go.
     #[error("{0}")]
     Output(String),
@@ -183,6 +186,7 @@ impl CtlError {
     pub fn exit_status(&self) -> i32 {
         match self {
             CtlError::Refused { .. } | CtlError::Output(_) | CtlError::Listen { .. } => 1,
+            CtlError::Usage(_) => 2,
             CtlError::Unreachable { .. } | CtlError::Broken(_) => 3,
         }
     }

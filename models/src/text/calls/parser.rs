@@ -94,6 +94,11 @@ impl CallParser {
         std::mem::take(&mut self.events)
     }
 
+    /// Whether a call has begun whose arguments are not whole.
+    pub fn open(&self) -> bool {
+        matches!(self.place, Place::Arguments(_))
+    }
+
     /// How many calls have begun.
     pub fn calls(&self) -> usize {
         self.calls
