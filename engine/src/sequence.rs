@@ -545,8 +545,9 @@ impl Sequence {
         (done.proposed, done.accepted) = (verified, accepted);
         let foretold = self.proposals.get(accepted).is_some_and(|proposal| proposal.token == next);
         done.pruned_in_vain = verified < sent && accepted == verified && foretold;
-        // The row in front of a pruned proposal was computed: its verdict is known too.
-        self.learn(sent.min(accepted + 1), accepted + usize::from(done.pruned_in_vain), calibrations);
+        // The row in front of a proposal that was pruned, or held back, was computed: its verdict is known too. Were nothing learned of those, whatever
+        // has confidence enough to be sent would seem typical, and what was cut would never be found to be better than it seemed.
+        self.learn(accepted + 1, accepted + usize::from(foretold), calibrations);
         self.learn_of_offers(accepted, next, calibrations);
         let foreseen = self.foreseen.take().filter(|_| self.offers.behind == self.tokens.len());
         if let Some(foreseen) = foreseen {

@@ -18,8 +18,6 @@ const PRIOR_WEIGHT: f64 = 8.0;
 const BIN_MEMORY: f64 = 0.9995;
 /// What is remembered of all bins together, at most.
 const SEEN_AT_MOST: f64 = 1.0 / (1.0 - BIN_MEMORY);
-/// A change of a bin's acceptance that those below it are not told of.
-const LEAST_CHANGE: f32 = 1e-4;
 /// Acceptance expected before anything is known.
 const TYPICAL_AT_FIRST: f64 = 0.7;
 /// No probability of acceptance is taken for certain.
@@ -117,16 +115,9 @@ pub struct LearnedOfSource {
 pub type AcceptanceTable = [f32; CONFIDENCE_BINS];
 
 /// From the draft's confidence to the probability of acceptance, given that all before was accepted.
-///
-/// What is cut for its confidence is never verified, and nothing is learned of it. So a bin of which little was seen is believed to be as much better
-/// than was thought at first as the one above it is.
 #[derive(Clone, Debug)]
 pub struct Calibration {
     bins: [Counts; CONFIDENCE_BINS],
-    /// Acceptance that each is believed to have at first.
-    priors: AcceptanceTable,
-    /// What is believed of each now.
-    table: AcceptanceTable,
     /// All bins together.
     all: Counts,
     observed: u64,
@@ -150,9 +141,7 @@ impl Calibration {
     fn with_prior(prior: impl Fn(usize) -> f64) -> Calibration {
         let bin = |acceptance| Counts { seen: PRIOR_WEIGHT, accepted: acceptance * PRIOR_WEIGHT };
         let bins = std::array::from_fn(|index| bin(prior(index)));
-        let priors = std::array::from_fn(|index| prior(index) as f32);
-        let all = bin(TYPICAL_AT_FIRST);
-        Calibration { bins, priors, table: priors.map(bounded), all, observed: 0, log_loss_sum: 0.0 }
+        Calibration { bins, all: bin(TYPICAL_AT_FIRST), observed: 0, log_loss_sum: 0.0 }
     }
 
     /// Of proposals that were found in a text, whose bin is the higher the more tokens agreed before: hopeful, so that they are tried.
@@ -165,7 +154,6 @@ impl Calibration {
         for (own, other) in self.bins.iter_mut().zip(&learned.bins).chain([(&mut self.all, &learned.all)]) {
             *own = other.believed().unwrap_or(*own);
         }
-        (0..CONFIDENCE_BINS).rev().for_each(|bin| self.table[bin] = self.estimate(bin));
         self
     }
 
@@ -175,18 +163,9 @@ impl Calibration {
 
     /// Learns from one verified proposal, all before which were accepted. `predicted` is what was believed of it.
     pub fn observe(&mut self, confidence: f32, predicted: f32, accepted: bool) {
-        let seen_of = confidence_bin(confidence);
-        for bin in [&mut self.bins[seen_of], &mut self.all] {
+        for bin in [&mut self.bins[confidence_bin(confidence)], &mut self.all] {
             bin.seen = bin.seen * BIN_MEMORY + 1.0;
             bin.accepted = bin.accepted * BIN_MEMORY + f64::from(u8::from(accepted));
-        }
-        // Those below it go by it as far as little was seen of them.
-        for bin in (0..=seen_of).rev() {
-            let before = self.table[bin];
-            self.table[bin] = self.estimate(bin);
-            if bin < seen_of && (self.table[bin] - before).abs() < LEAST_CHANGE {
-                break;
-            }
         }
         self.observed += 1;
         let right = if accepted { predicted } else { 1.0 - predicted };
@@ -203,23 +182,16 @@ impl Calibration {
 
     /// The probability of acceptance per bin.
     pub fn table(&self) -> AcceptanceTable {
-        self.table
+        std::array::from_fn(|bin| self.of_bin(bin))
     }
 
     /// The probability of acceptance of a proposal with this confidence.
     pub fn acceptance(&self, confidence: f32) -> f32 {
-        self.table[confidence_bin(confidence)]
+        self.of_bin(confidence_bin(confidence))
     }
 
-    /// From what was seen of a bin, and of the one above it.
-    fn estimate(&self, bin: usize) -> f32 {
-        let Counts { seen, accepted } = self.bins[bin];
-        // Each observation fades what was believed at first as it fades the others.
-        let fades = (SEEN_AT_MOST - seen) / (SEEN_AT_MOST - PRIOR_WEIGHT);
-        let first = PRIOR_WEIGHT * fades.clamp(0.0, 1.0) / seen;
-        let above = self.table.get(bin + 1).zip(self.priors.get(bin + 1));
-        let better = above.map_or(0.0, |(now, prior)| (now - prior).max(0.0));
-        bounded((accepted / seen) as f32 + first.min(1.0) as f32 * better)
+    fn of_bin(&self, bin: usize) -> f32 {
+        bounded((self.bins[bin].accepted / self.bins[bin].seen) as f32)
     }
 
     /// Proposals learned from, and the mean log-loss of what was predicted of them, in nats.
@@ -360,44 +332,6 @@ mod tests {
         }
         // Better than knowing only the mean acceptance, a third: its entropy is 0.64 nats.
         assert!(calibration.quality().1 < 0.55, "{:?}", calibration.quality());
-    }
-
-    #[test]
-    fn a_draft_that_is_right_though_unsure_is_found_out() {
-        let (mut calibration, mut coin) = (Calibration::default(), coins(3));
-        let mut tried = [0; CONFIDENCE_BINS];
-        for _ in 0..8000 {
-            let confidence = coin();
-            let predicted = calibration.acceptance(confidence);
-            // Who is not believed in is not verified.
-            if predicted >= 0.5 {
-                let bin = confidence_bin(confidence);
-                tried[bin] += 1;
-                calibration.observe(confidence, predicted, coin() < if bin < 2 { 0.1 } else { 0.85 });
-            }
-        }
-        let [hopeless, _, unsure @ ..] = tried;
-        assert!(hopeless < 16 && unsure.iter().all(|tried| *tried > 300), "{tried:?}");
-    }
-
-    #[test]
-    fn what_is_seen_of_one_bin_counts_for_those_below_it_as_far_as_little_was_seen_of_them() {
-        let mut calibration = Calibration::default();
-        let first = calibration.table();
-        (0..200).for_each(|_| calibration.observe(0.3, 0.3, false));
-        let of_known = calibration.acceptance(0.3);
-        (0..200).for_each(|_| calibration.observe(0.65, 0.65, true));
-        let now = calibration.table();
-        assert!(now[10] > 0.95 && now[9] > first[9] + 0.25 && now[5] > first[5] + 0.25, "{now:?}");
-        assert!((calibration.acceptance(0.3) - of_known).abs() < 0.02, "{now:?}");
-        assert_eq!(now[11..], first[11..]);
-        // One that is worse than was thought has none below it believed to be worse.
-        let mut worse = Calibration::default();
-        (0..200).for_each(|_| worse.observe(0.65, 0.65, false));
-        assert_eq!(worse.table()[..10], first[..10]);
-        // And what was learned is believed by who begins with it.
-        let begun = Calibration::default().with(&calibration.learned());
-        assert!((begun.table()[9] - now[9]).abs() < 0.05, "{begun:?}");
     }
 
     #[test]
