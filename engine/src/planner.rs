@@ -549,21 +549,18 @@ impl Planner {
         acceptances: impl Iterator<Item = A>,
         lengths: &mut Vec<usize>,
     ) {
-        if !self.policy.traits().trims || !self.mechanisms.trim || self.probing {
+        lengths.clear();
+        if !self.steering.speculates() {
+            lengths.resize(batch.candidates.len(), 0);
+        } else if !self.policy.traits().trims || !self.mechanisms.trim || self.probing {
             let mut left = batch.rows;
-            lengths.clear();
             lengths.extend(batch.candidates.iter().map(|candidate| {
                 let k = candidate.ready.min(left);
                 left -= k;
                 k
             }));
-            return;
-        }
-        if self.steering.speculates() {
-            self.budget.trim(batch, acceptances, self.goodput, &self.partitions[0], lengths);
         } else {
-            lengths.clear();
-            lengths.resize(batch.candidates.len(), 0);
+            self.budget.trim(batch, acceptances, self.goodput, &self.partitions[0], lengths);
         }
     }
 

@@ -42,8 +42,9 @@ fn acceptance_is_what_the_device_was_given() {
     let view = run(&config, 0.7, arrivals).view;
     let rate = view.totals.accepted_tokens as f64 / view.totals.draft_tokens as f64;
     assert!((rate - 0.7).abs() < 0.02, "acceptance is {rate}");
-    // Each proposal is the first of its chunk, so each prediction is put to the test.
-    assert_eq!(view.calibration.observed, view.totals.draft_tokens);
+    // Each proposal is the first of its chunk, so each prediction is put to the test; and so are those of the few that had no row in a pass.
+    let (observed, sent) = (view.calibration.observed, view.totals.draft_tokens);
+    assert!((sent..sent + sent / 50).contains(&observed), "{observed} of {sent}");
     // Not worse than a coin's log-loss, 0.69, and no miracle.
     assert!((0.01..0.69).contains(&view.calibration.log_loss_nats), "{:?}", view.calibration);
 }
