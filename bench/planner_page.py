@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the tables of a page on the planner: every pass size, the floor, the swing. An hour on two cores.
+"""Prints the tables of a page on the planner: every pass size, the floor, the swing. Ten minutes to an hour on two cores.
 
     cargo build --release
     python3 bench/planner_page.py target/release/faser target/planner SEED SEED > page.md

@@ -84,8 +84,8 @@ pub struct BenchSpec {
 impl BenchSpec {
     /// A small greedy benchmark of `url` with the built-in prompts: concurrency 1, the server's own k, 32 requests of 64 tokens, one repeat.
     /// `url` may end as the base URLs of clients do, with a slash or `/v1`.
-    pub fn new(url: &str) -> BenchSpec {
-        let url = url.trim_end_matches('/');
+    pub fn new(url: impl AsRef<str>) -> BenchSpec {
+        let url = url.as_ref().trim_end_matches('/');
         BenchSpec {
             url: url.strip_suffix("/v1").unwrap_or(url).to_owned(),
             model: None,
