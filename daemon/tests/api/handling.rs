@@ -49,11 +49,20 @@ async fn a_mode_says_where_proposals_come_from_and_changes_no_text() {
         [("auto", true, true), ("off", false, false), ("lookup", false, true), ("draft", true, false)]
     {
         let more = json!({"prediction": expected, "speculation": {"mode": mode, "priority": -3, "slo": {"tpot_ms": 5, "ttft_ms": 50}}});
-        let (status, answer) = post!(client, "/v1/completions", with(&body, &more));
-        assert_eq!((status, text_of(&answer)), (StatusCode::OK, text_of(&auto)), "{answer}");
+        // While the machine stalls nothing may be proposed for one request.
+        let mut asked = 0;
+        let (answer, found) = loop {
+            let (status, answer) = post!(client, "/v1/completions", with(&body, &more));
+            assert_eq!((status, text_of(&answer)), (StatusCode::OK, text_of(&auto)), "{answer}");
+            let metrics = &answer["metrics"];
+            check(metrics, 40);
+            let found = tried(metrics, "text") + tried(metrics, "prediction");
+            asked += 1;
+            if asked == 5 || looks_up == (found > 0) {
+                break (answer, found);
+            }
+        };
         let metrics = &answer["metrics"];
-        check(metrics, 40);
-        let found = tried(metrics, "text") + tried(metrics, "prediction");
         assert!(looks_up == (found > 0) && (drafts || tried(metrics, "draft") == 0), "{mode}: {metrics}");
         if mode == "off" {
             let speculation = &metrics["speculative_decoding"];

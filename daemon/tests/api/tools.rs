@@ -160,11 +160,11 @@ async fn calls_end_as_texts_do() {
         let (_, streamed) = post!(client, path, with(&cut, &json!({"stream": true})));
         assert_eq!(gathered(&streamed, 0), wanted);
     }
-    // Stop strings are of the raw text.
+    // Stop strings are of the raw text. Arguments that one cut are no JSON: that is no end by calls.
     for (stop, shown, wanted) in [
         ("\"arguments", false, (Some("<tool_call>\n{\"name\": \"f\", ".to_owned()), Vec::new(), "stop")),
-        ("long", false, (None, call("{\"a\": \"a "), "tool_calls")),
-        ("long", true, (None, call("{\"a\": \"a long"), "tool_calls")),
+        ("long", false, (None, call("{\"a\": \"a "), "stop")),
+        ("long", true, (None, call("{\"a\": \"a long"), "stop")),
     ] {
         let stopped =
             with(&with(&body, &json!({"stop": stop})), &json!({"include_stop_str_in_output": shown}));
