@@ -1,6 +1,6 @@
 //! What commands share at a terminal: standard output, a bar while models are loaded, files, and signals.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -47,6 +47,27 @@ pub fn print(text: &str) -> Result<(), SystemError> {
 /// Nobody reads.
 pub fn println(text: &str) -> Result<(), SystemError> {
     print(&format!("{text}\n"))
+}
+
+/// Whether files can be written there, asked before the work that is for them. Nothing is left behind.
+///
+/// # Errors
+/// One cannot.
+pub fn writable<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), SystemError> {
+    for path in files {
+        // To open a pipe is to wait for who reads it.
+        if path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+            continue;
+        }
+        let there = path.symlink_metadata().is_ok();
+        let opened = OpenOptions::new().append(true).create(true).open(path);
+        opened.map_err(|source| SystemError::Write { path: path.clone(), source })?;
+        if !there {
+            // What was made is empty: left behind it does no harm.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    Ok(())
 }
 
 /// Writes `value` to a file, as JSON that people can read.
@@ -173,4 +194,22 @@ impl Hangups {
 
 fn take(kind: SignalKind) -> Result<Signal, SystemError> {
     signal(kind).map_err(|source| SystemError::Call { what: "listen for signals", source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_told_before_and_one_that_can_stays_as_it_is() {
+        let file = std::env::temp_dir().join(format!("faser-writable-{}", std::process::id()));
+        assert!(writable([&file]).is_ok() && !file.exists());
+        std::fs::write(&file, "kept").unwrap();
+        assert!(writable([&file, &"/dev/null".into()]).is_ok());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
+        let refusal = writable([&file, &file.join("below")]).unwrap_err().to_string();
+        assert!(refusal.starts_with("cannot write") && refusal.contains("below"), "{refusal}");
+        std::fs::remove_file(&file).unwrap();
+        assert!(writable([&std::env::temp_dir()]).is_err());
+    }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use faser_bench::{BenchSpec, KMax, Progress, Prompts};
-use faser_terminal::{println, write_json};
+use faser_terminal::{println, writable, write_json};
 use faser_topology::CpuDevice;
 
 use crate::target_args::TargetArgs;
@@ -63,6 +63,7 @@ pub struct BenchArgs {
 /// # Errors
 /// The server does not answer, the prompts cannot be read, or the report cannot be written.
 pub async fn bench(args: &BenchArgs) -> Result<()> {
+    writable(&args.json)?;
     let machine = match &args.machine {
         Some(machine) => machine.clone(),
         None => this_machine()?,

@@ -20,7 +20,7 @@ use faser_engine::sim::Arrivals;
 use faser_engine::{EngineConfig, FinishReason, Handling, Learned, Policy, Slo, TokenId, Tuning};
 use faser_loading::load_pairs::{Loaded, load};
 use faser_openai::text_sequence::SequenceError;
-use faser_terminal::{Display, println, write_json};
+use faser_terminal::{Display, println, writable, write_json};
 use futures_util::future::try_join_all;
 
 use crate::target_args::TargetArgs;
@@ -93,6 +93,7 @@ pub struct CompareArgs {
 /// # Errors
 /// As [`comparison`]; or a file cannot be written.
 pub async fn compare(args: &CompareArgs, config: &Config) -> Result<()> {
+    writable(&args.json)?;
     let comparison = comparison(args, config).await?;
     println(&comparison.to_string())?;
     if let Some(file) = &args.json {

@@ -14,7 +14,7 @@ use faser_bench::BenchError;
 use faser_config::raw::Document;
 use faser_gpu_check as checks;
 use faser_gpu_check::{Bound, Check, CheckResult, Figure, Report, Setting, Verdict};
-use faser_terminal::{SystemError, print, println, write_json};
+use faser_terminal::{SystemError, print, println, writable, write_json};
 use serde_json::{Value, json};
 
 use crate::compare::{CompareArgs, comparison};
@@ -53,6 +53,7 @@ pub struct GpuCheckArgs {
 /// There is no check of a name, or the table or the file cannot be written.
 pub fn gpu_check(args: &GpuCheckArgs) -> Result<bool> {
     let chosen = chosen(&args.only)?;
+    writable(&args.json)?;
     println(&head())?;
     let mut all = Vec::with_capacity(chosen.len());
     for (number, entry) in chosen.iter().enumerate() {

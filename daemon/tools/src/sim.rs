@@ -19,7 +19,7 @@ use faser_engine::sim::{
 };
 use faser_engine::{Mechanisms, SpeculationMode};
 use faser_loading::costs::{EarlierCosts, earlier};
-use faser_terminal::{SystemError, println};
+use faser_terminal::{SystemError, println, writable};
 use faser_topology::{Link, LinkKind};
 
 use crate::target_args::TargetArgs;
@@ -275,6 +275,7 @@ pub fn sim(args: &SimArgs) -> Result<()> {
     if !args.passes.is_empty() {
         return Ok(println(table(&spec, &args.passes).trim_end())?);
     }
+    writable([&args.json, &args.plot, &args.trace, &args.trace_picture].into_iter().flatten())?;
     let loads = args.loads(&spec);
     let report = spec.compare(&args.contenders(), &loads, &mut show)?;
     println(report.to_string().trim_end())?;
