@@ -144,7 +144,7 @@ const COUNTERS: [Declared<u64>; 30] = [
     (
         "faser_calibration_proposals_total",
         &[],
-        "verified proposals whose predicted survival was put to the test",
+        "proposals whose predicted survival was put to the test, those that were held back too",
         |view| view.calibration.observed,
     ),
 ];

@@ -87,7 +87,7 @@ impl BenchSpec {
     pub fn new(url: impl AsRef<str>) -> BenchSpec {
         let url = url.as_ref().trim_end_matches('/');
         BenchSpec {
-            url: url.strip_suffix("/v1").unwrap_or(url).to_owned(),
+            url: url.strip_suffix("/v1").filter(|host| !host.ends_with('/')).unwrap_or(url).to_owned(),
             model: None,
             concurrency: vec![1],
             k: vec![KMax::ServerDefault],
@@ -143,6 +143,7 @@ mod tests {
             assert_eq!(BenchSpec::new(url).url, "http://x:1");
         }
         assert_eq!(BenchSpec::new("http://x:1/faser/v1").url, "http://x:1/faser");
+        assert_eq!(BenchSpec::new("http://v1/").url, "http://v1");
     }
 
     #[test]

@@ -58,7 +58,10 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
         Command::Check(args) => {
             let config = args.load_config()?;
             log::start(quiet(config.log));
-            admin::socket::check(&config.admin)?;
+            // Of several nodes only the first is administered.
+            if config.node.as_ref().is_none_or(|node| node.place.rank == 0) {
+                admin::socket::check(&config.admin)?;
+            }
             let said = check::check(&config)?;
             let quality =
                 args.quality.as_deref().map(|text| check::quality(&config, text, args.quality_tokens));
@@ -78,11 +81,14 @@ fn run(system: &SystemRunner, cli: Cli) -> Result<i32> {
                 reports => reports.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n\n"),
             };
             println(&text)?;
-            let refused = reports.iter().find_map(|report| report.refusal.as_ref());
-            if let Some(refusal) = refused {
-                log::last_words(&refusal.problem);
+            let mut status = 0;
+            for report in &reports {
+                let Some(refusal) = &report.refusal else { continue };
+                let pair = report.pair.as_ref().map_or_else(String::new, |pair| format!("{pair}: "));
+                log::last_words(&format!("{pair}{}", refusal.problem));
+                status = 1;
             }
-            Ok(i32::from(refused.is_some()))
+            Ok(status)
         }
         Command::Generate(args) => {
             let config = args.load_config()?;

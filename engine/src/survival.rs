@@ -161,7 +161,7 @@ impl Calibration {
         LearnedOfSource { bins: self.bins, all: self.all }
     }
 
-    /// Learns from one verified proposal, all before which were accepted. `predicted` is what was believed of it.
+    /// Learns from one proposal whose verdict is known, all before which were accepted. `predicted` is what was believed of it.
     pub fn observe(&mut self, confidence: f32, predicted: f32, accepted: bool) {
         for bin in [&mut self.bins[confidence_bin(confidence)], &mut self.all] {
             bin.seen = bin.seen * BIN_MEMORY + 1.0;
@@ -241,7 +241,7 @@ impl Level {
         self.expected = towards(self.expected, prior.expected);
     }
 
-    /// Learns from one verified proposal, all before which were accepted; `calibrated` was expected of it.
+    /// Learns from one proposal whose verdict is known, all before which were accepted; `calibrated` was expected of it.
     pub fn observe(&mut self, calibrated: f32, accepted: bool) {
         self.seen += 1.0;
         self.accepted += f32::from(u8::from(accepted));

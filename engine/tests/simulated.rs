@@ -51,13 +51,13 @@ fn acceptance_is_what_the_device_was_given() {
 
 #[test]
 fn the_next_token_is_a_verdict_on_what_was_held_back() {
-    // Rows are so dear that most of what was drafted is not sent.
+    // Rows are so dear that much of what was drafted is not sent.
     let arrivals = at_once((0..40).map(|i| request(i, vec![i as u32; 4], 100)));
     let partitions = common::undivided((300, 1), (1000, 100));
     let config = EngineConfig { partitions, ..config(Policy::Budget) };
     let view = run(&config, 0.5, arrivals).view;
     let (observed, sent) = (view.calibration.observed, view.totals.draft_tokens);
-    assert!(sent > 0 && observed > sent, "{observed} of {sent}");
+    assert!(sent > 50 && observed > sent + sent / 4, "{observed} of {sent}");
 }
 
 #[test]

@@ -78,7 +78,7 @@ impl Reader {
     }
 
     /// The end of the choice. With calls it is one by calls, as in OpenAI's API, unless the request named the function: then it is
-    /// `stop` there. A text that was cut off stays that, and one that ends within a call, as by a stop string, ends by `stop`: its arguments are no JSON.
+    /// `stop` there. A text that was cut off stays that, and one that ends within the arguments of a call, as by a stop string, ends by `stop`: they are no JSON.
     pub(super) fn ending(&self, ending: Ending) -> Ending {
         let open = self.parser.as_ref().is_some_and(CallParser::open);
         let by_calls = ending.finish == Finish::Stop && self.begun > 0 && !self.named && !open;

@@ -16,7 +16,7 @@ use super::json_file::{Unusable, path_of, read_json, write_json};
 const FORMAT: u64 = 1;
 const PREFIX: &str = "learned-";
 
-/// Counts of verified proposals, and of those that were accepted: by confidence, and of all together.
+/// Counts of proposals whose verdict is known, and of those that were accepted: by confidence, and of all together.
 #[derive(Deserialize, Serialize)]
 struct OfSource {
     bins: Vec<(f64, f64)>,

@@ -30,8 +30,14 @@ impl Admin {
         self.app.pause(Some(MEASURING));
         // Of all pairs: they share the cores.
         let active = pairs.active();
+        let done = || {
+            // Who drained meanwhile has the last word.
+            if self.app.paused() == Some(MEASURING) {
+                self.app.pause(before);
+            }
+        };
         if active > 0 {
-            self.app.pause(before);
+            done();
             let message = format!(
                 "{active} requests are in flight, and would be measured too: wait, or `faser ctl drain --wait 60`, \
                  `faser ctl profile`, `faser ctl resume`"
@@ -57,7 +63,7 @@ impl Admin {
         if let Ok(tables) = &measured {
             served.service.profiled(&tables.partitions).await;
         }
-        self.app.pause(before);
+        done();
         let tables = measured.map_err(|why| ApiError::internal(why, "profile"))?;
         let measured = Measured { partitions: tables.partitions.len(), source: tables.source.to_string() };
         audit::changed(peer, "profile", &json!(null), &json!(measured));
