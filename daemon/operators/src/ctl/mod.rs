@@ -275,6 +275,19 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_is_set_twice_is_wrong_use() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: CtlArgs,
+        }
+        let line = ["ctl", "policy", "set", "k_max=1", "prune=false", "k_max=2"];
+        let refused = ctl(&<Line as clap::Parser>::parse_from(line).args).unwrap_err();
+        assert_eq!(refused.exit_status(), 2);
+        assert!(refused.to_string().contains("k_max is set twice"), "{refused}");
+    }
+
+    #[test]
     fn names_of_pairs_survive_the_query() {
         assert_eq!(of_pair("/v1/status", None), "/v1/status");
         let path = of_pair("/v1/events?every_ms=1", Some("Qwen/Q&A+3-ü"));
