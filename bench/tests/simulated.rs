@@ -11,7 +11,7 @@ use faser_engine::record::Mark;
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Trace, TracedRequest,
 };
-use faser_engine::{Mechanisms, Policy, SpeculationMode};
+use faser_engine::{LaneKind, Mechanisms, Policy, SpeculationMode};
 use serde_json::Value;
 
 fn spec() -> SimSpec {
@@ -304,6 +304,19 @@ fn overlapping() -> faser_engine::record::Record {
     let (acceptance, lengths) = (Acceptance::from(0.97), Lengths::exactly(20, 400));
     let sure = SimSpec { acceptance, lengths, deviation, ..spec() };
     sure.simulate(Policy::Faser, &Load::backlog(1), true).expect("a sound spec").into_record()
+}
+
+/// Drafts take so long that rounds seldom wait for one: who is behind by a prompt would never be prepared for.
+#[test]
+fn who_is_far_behind_catches_up_under_verify_passes() {
+    let pair = Pair { draft_step_s: 5e-3, ..Pair::QWEN3 };
+    let spec = SimSpec { pair, lengths: Lengths::exactly(100, 60), ..spec() };
+    let record = spec.simulate(Policy::Faser, &Load::backlog(16), true).expect("a sound spec").into_record();
+    let under = record.passes.iter().filter(|pass| pass.lane == LaneKind::Draft && pass.partition > 0);
+    let chunks: Vec<_> = under.flat_map(|pass| &pass.chunks).collect();
+    // A prompt of 100 tokens, in one piece or several; steps are of a row or two.
+    let caught_up: usize = chunks.iter().map(|chunk| chunk.rows).filter(|rows| *rows > 16).sum();
+    assert!(caught_up > 1000 && chunks.len() > 1000, "{caught_up} rows of {} chunks", chunks.len());
 }
 
 #[test]

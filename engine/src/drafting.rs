@@ -132,8 +132,8 @@ impl Engine {
         let sequences = scratch.candidates.len();
         let waiting = Waiting { prompt_rows, prompts, sequences, most, due, on_target };
         let displaced = self.planner.look(&waiting);
-        let (rows, prefill_rows) = self.room(sequences, prompt_rows);
-        let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
+        let (rows, prefill) = self.room(sequences, prompt_rows);
+        let batch = Batch { candidates: &scratch.candidates, rows, prefill, displaced };
         self.planner.plan(&batch, &mut scratch.lengths);
         let mut lengths = scratch.lengths.iter();
         for seq in &self.running {
@@ -229,7 +229,7 @@ impl Engine {
     }
 
     /// Tokens without draft KV, where they are so many that they may take more than a round.
-    fn long_way(&self, sequence: &Sequence) -> usize {
+    pub(crate) fn long_way(&self, sequence: &Sequence) -> usize {
         let missing = sequence.known().saturating_sub(sequence.draft.computed);
         if missing > SHORT { missing } else { 0 }
     }

@@ -28,7 +28,7 @@ use crate::lane_book::LaneBook;
 use crate::lookup::Lookup;
 use crate::output_length::OutputLength;
 use crate::plan::{CancelledChunk, DraftPlan, LaneKind, VerifyPlan};
-use crate::planner::{Candidate, Execution, Odds, PassShape, Planner};
+use crate::planner::{Candidate, Execution, Odds, PassShape, Planner, Prefill};
 use crate::portfolio::{Path, Worth};
 use crate::pruning::{Prospect, Pruning};
 use crate::request::{Handling, Request, SeqId, SpeculationMode, TokenId};
@@ -50,7 +50,7 @@ pub(crate) struct Scratch {
     pub(crate) paths: Vec<(SeqId, [Path; 2], bool)>,
     pub(crate) prospects: Vec<Prospect>,
     /// Rows of a pass that proposals may take, and that prefill takes.
-    pub(crate) rows: (usize, usize),
+    pub(crate) rows: (usize, Prefill),
     /// Sequences to go through while others may be preempted.
     pub(crate) ids: Vec<SeqId>,
 }
@@ -103,6 +103,8 @@ pub struct Engine {
     /// The plans that are out, as the cost tables see them.
     pub(crate) draft_shape: PassShape,
     pub(crate) verify_shape: PassShape,
+    /// Rows of prompts that gave way to the proposals of the pass that is out.
+    pub(crate) gave_way: usize,
     pub(crate) pruning: Pruning,
     /// Past outputs to be proposed from, if any are kept.
     pub(crate) past: Option<PastOutputs>,
@@ -154,6 +156,7 @@ impl Engine {
             draft_order: Vec::new(),
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),
+            gave_way: 0,
             pruning: Pruning::new(
                 config.target_layers,
                 config.tuning.mechanisms.prune && config.tuning.policy.traits().prunes,

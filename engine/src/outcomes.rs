@@ -14,6 +14,8 @@
 //! Two plans under a pass: a step of each sequence past its frontier, which brings the candidates there (and the KV of the proposals, of a draft that
 //! proposes in one pass), and then the steps of all branches together.
 
+use std::time::Duration;
+
 use crate::branch::{Branch, DraftOut, Spent};
 use crate::cost::Reach;
 use crate::drafting::{Drafts, Wish};
@@ -91,7 +93,7 @@ impl Engine {
         let without_kv = !self.config.draft.needs().keeps_proposals;
         let decoding = self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(|s| s.decoding());
         for (index, (sequence, &k)) in decoding.zip(lengths).enumerate() {
-            if self.draft_room(sequence) == 0 || sequence.room_ahead() == 0 {
+            if !self.prepares(sequence) || sequence.room_ahead() == 0 {
                 continue;
             }
             let (typical, weight) = (sequence.levels[Source::Draft].typical(), sequence.weight(self.now));
@@ -131,6 +133,8 @@ impl Engine {
         plan.clear();
         let wish = self.wish(Drafts::Behind(steps));
         let mut rows_left = self.config.max_pass_rows;
+        self.catch_up_besides((count, steps), left, &wish, &mut plan);
+        let count = count.min(most.saturating_sub(plan.chunks.len()));
         for odds in scratch.odds.iter().filter(|odds| !odds.past).take(count) {
             let Branch { seq, parts } = scratch.branches[odds.index];
             match parts {
@@ -140,6 +144,40 @@ impl Engine {
         }
         self.scratch = scratch;
         self.send_drafts(plan, execution)
+    }
+
+    /// Could its verdicts be prepared for? Who is far behind catches up first.
+    fn prepares(&self, sequence: &Sequence) -> bool {
+        self.draft_room(sequence) > 0 && self.long_way(sequence) == 0
+    }
+
+    /// Adds those that decode and are far behind, by as many rows as there is time for besides so many verdicts, so many steps deep. Else they would
+    /// stay behind as long as there is too little to draft for a round to wait for.
+    fn catch_up_besides(
+        &mut self,
+        prepared: (usize, usize),
+        left: Duration,
+        wish: &Wish,
+        plan: &mut DraftPlan,
+    ) {
+        let (mut context, mut behind) = (0, false);
+        let decoding = |sequence: &&Sequence| sequence.decoding();
+        for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(decoding) {
+            context += sequence.tokens.len();
+            behind |= self.long_way(sequence) > 0;
+        }
+        if !behind {
+            return;
+        }
+        let mut rows_left = self.config.max_pass_rows;
+        let mut long_rows_left = self.planner.rows_besides(prepared, context, left, rows_left);
+        for i in 0..self.running.len() {
+            let seq = self.running[i];
+            let far = |sequence: &Sequence| sequence.decoding() && self.long_way(sequence) > 0;
+            if long_rows_left > 0 && self.sequences.get(&seq).is_some_and(far) {
+                self.add_draft_chunk(seq, wish, (&mut rows_left, &mut long_rows_left), plan);
+            }
+        }
     }
 
     /// Rows of a step of each sequence past its frontier, and what they look at.
@@ -167,7 +205,7 @@ impl Engine {
             else {
                 continue;
             };
-            if !sequence.drafts() || self.draft_room(sequence) == 0 {
+            if !self.prepares(sequence) {
                 continue;
             }
             let (typical, weight) = (sequence.levels[Source::Draft].typical(), sequence.weight(self.now));

@@ -28,7 +28,7 @@ use realised::{Realised, Round};
 use steering::Steering;
 
 pub(crate) use ahead::{Leaving, Odds, Preparing, run_length};
-pub(crate) use budget::{Batch, Candidate, Displaced, MIN_DRAFT_GAIN, NEGLIGIBLE, ROUND_ROWS};
+pub(crate) use budget::{Batch, Candidate, Displaced, MIN_DRAFT_GAIN, NEGLIGIBLE, Prefill, ROUND_ROWS};
 pub(crate) use steering::{OnTarget, Speculated, Waiting};
 
 /// Rounds without a single proposal after which a probe begins: what is not looked at is never found to have changed.
@@ -226,7 +226,7 @@ impl Planner {
     /// Decides how many proposals each candidate should have, those that are ready included.
     pub(crate) fn plan(&mut self, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
         lengths.clear();
-        self.rows = batch.candidates.len() + batch.prefill_rows;
+        self.rows = batch.candidates.len() + batch.prefill.rows;
         self.planned_rows = self.rows;
         if !self.steering.speculates() {
             self.update_goodput(batch);
@@ -337,6 +337,11 @@ impl Planner {
     /// Looks once more at prompts, of so many rows, as a pass with so many rows of `others` is about to leave.
     pub(crate) fn look_again(&mut self, prompt_rows: usize, prompts: usize, others: usize) {
         self.steering.look_again(prompt_rows, prompts, others);
+    }
+
+    /// So many rows of prompts, in passes beside which somebody decodes.
+    pub(crate) fn prefill(&self, rows: usize) -> Prefill {
+        self.steering.prefill(rows)
     }
 
     /// Rows of prompts that a pass takes at most beside so many others, if somebody decodes.
@@ -527,6 +532,21 @@ impl Planner {
             let past_s = costs.draft.seconds(past_rows, reach);
             let drafting = ahead::Drafting { needs: &self.needs, costs: &costs.draft };
             ahead::prepare(odds, left.as_secs_f64(), most, past_s, drafting)
+        })
+    }
+
+    /// Rows of one sequence that there is time for besides so many verdicts that are prepared for so many steps deep, at most `most`.
+    pub(crate) fn rows_besides(
+        &self,
+        prepared: (usize, usize),
+        context: usize,
+        left: Duration,
+        most: usize,
+    ) -> usize {
+        let costs = self.partitions.get(self.execution.partition().0);
+        costs.filter(|_| self.steering.speculates()).map_or(0, |costs| {
+            let drafting = ahead::Drafting { needs: &self.needs, costs: &costs.draft };
+            drafting.rows_besides(prepared, context, left.as_secs_f64(), most)
         })
     }
 
@@ -831,7 +851,8 @@ mod tests {
         let behind = Candidate { missing: 5000, to_come: 10, ..Candidate::fresh() };
         let mut lengths = Vec::new();
         let mut plan = |planner: &mut Planner, candidates: &[Candidate]| {
-            let batch = Batch { candidates, rows: 64, prefill_rows: 16, displaced: Displaced::default() };
+            let prefill = Prefill { rows: 16, pass_rows: 64, least: 0 };
+            let batch = Batch { candidates, rows: 64, prefill, displaced: Displaced::default() };
             planner.plan(&batch, &mut lengths);
             planner.pays_to_catch_up(&behind, &planner.costs_by_length(1))
         };

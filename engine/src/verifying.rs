@@ -7,7 +7,7 @@ use crate::branch::Proposal;
 use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
 use crate::plan::{CancelledChunk, LaneKind, PartitionId, Test, VerifyChunk, VerifyPlan};
-use crate::planner::{Batch, Leaving, PassShape, Pruned, Speculated};
+use crate::planner::{Batch, Leaving, PassShape, Prefill, Pruned, Speculated};
 use crate::pruning::Prospect;
 use crate::request::{CANDIDATES, SeqId};
 use crate::sequence::{CancelledDrafts, Sequence, VerifyOut};
@@ -40,6 +40,9 @@ impl Engine {
                 *k = self.add_chunk(seq, 1, *k, &mut plan);
             }
         }
+        // A look at prompts that came since may have made the pass larger.
+        let prompts_left = prompt_rows.saturating_sub(prefill_rows);
+        self.gave_way = scratch.rows.1.rows.saturating_sub(prefill_rows).min(prompts_left);
         self.add_prefill(prefill_rows, &mut scratch, &mut plan);
         if plan.chunks.is_empty() {
             (self.spent.1, self.scratch) = (plan, scratch);
@@ -92,22 +95,22 @@ impl Engine {
                 prompts += 1;
             }
         }
-        let (rows, prefill_rows) = self.room(scratch.candidates.len(), prompt_rows);
-        scratch.rows = (rows, prefill_rows);
+        let (rows, prefill) = self.room(scratch.candidates.len(), prompt_rows);
+        scratch.rows = (rows, prefill);
         let displaced = self.planner.displaced();
-        let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
+        let batch = Batch { candidates: &scratch.candidates, rows, prefill, displaced };
         let decoding = self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(|s| s.decoding());
         let acceptances = decoding.map(|s| s.proposals.iter().map(|proposal| proposal.acceptance));
         self.planner.trim(&batch, acceptances, &mut scratch.lengths);
         (prompt_rows, prompts)
     }
 
-    /// Rows of a pass of so many sequences that proposals may take, and those that prompts will, of so many: at most half of what the sequences
-    /// leave.
-    pub(crate) fn room(&self, sequences: usize, prompt_rows: usize) -> (usize, usize) {
+    /// Rows of a pass of so many sequences that proposals may take, and those of prompts, which have so many: these keep at most half of what the
+    /// sequences leave.
+    pub(crate) fn room(&self, sequences: usize, prompt_rows: usize) -> (usize, Prefill) {
         let spare = self.config.max_pass_rows.saturating_sub(sequences);
-        let prefill_rows = prompt_rows.min(spare / 2).min(self.prefill_limit(sequences));
-        (spare - prefill_rows, prefill_rows)
+        let prefill = self.planner.prefill(prompt_rows.min(spare).min(self.prefill_limit(sequences)));
+        (spare - prefill.rows.min(spare / 2), prefill)
     }
 
     /// The most rows of prompts in a pass that has so many rows of sequences that decode.
@@ -227,9 +230,9 @@ impl Engine {
             self.list_odds(&scratch.lengths, &mut scratch.odds);
         }
         // The next round is taken to have as much prefill as this one.
-        let (rows, prefill_rows) = scratch.rows;
+        let (rows, prefill) = scratch.rows;
         let displaced = self.planner.displaced();
-        let batch = Batch { candidates: &scratch.candidates, rows, prefill_rows, displaced };
+        let batch = Batch { candidates: &scratch.candidates, rows, prefill, displaced };
         let PassShape { rows, reach, .. } = self.verify_shape;
         let most = self.config.draft_chunks();
         let past_rows = self.config.draft.needs().rows_past(scratch.lengths.iter().copied());
@@ -266,7 +269,12 @@ impl Engine {
         for index in 0..plan.chunks.len().min(plan.outcome.verdicts.len()) {
             self.verdict(&plan, index, out);
         }
-        let mut round = Speculated { rows: shape.rows, pass_s: took.as_secs_f64(), ..Speculated::default() };
+        let mut round = Speculated {
+            rows: shape.rows,
+            gave_way: self.gave_way,
+            pass_s: took.as_secs_f64(),
+            ..Speculated::default()
+        };
         for (chunk, verdict) in plan.chunks.iter().zip(&plan.outcome.verdicts) {
             round.proposals += chunk.proposals;
             round.proposed_context += chunk.proposals * chunk.start;

@@ -87,6 +87,24 @@ impl Drafting<'_> {
         }
     }
 
+    /// Rows of one sequence more, at most `most`, in so many seconds besides so many proposals for each of some chunks.
+    pub(super) fn rows_besides(
+        &self,
+        (chunks, proposals): (usize, usize),
+        context: usize,
+        left_s: f64,
+        most: usize,
+    ) -> usize {
+        let spare_s = USED_SHARE * left_s - self.seconds(chunks, proposals, context);
+        let of_one_s = |rows| self.costs.seconds_of_one(rows);
+        let (mut fit, mut beyond) = (0, most + 1);
+        while beyond - fit > 1 {
+            let middle = fit.midpoint(beyond);
+            *(if of_one_s(middle) - of_one_s(1) <= spare_s { &mut fit } else { &mut beyond }) = middle;
+        }
+        fit
+    }
+
     /// The most proposals for each, at most `most`, in so many seconds.
     fn depth(&self, chunks: usize, context: usize, left_s: f64, most: usize) -> usize {
         match self.needs.passes {
@@ -177,14 +195,14 @@ pub(super) struct Ahead {
     sequences: usize,
     /// Looks at batches like that one that found nothing, one after the other.
     in_vain: u32,
-    /// Overlapped passes for which no other partition than theirs is looked at any more.
+    /// Overlapped passes for which no other partition than theirs is looked at any more, while that one pays.
     stays: u32,
     /// The sequences as they would be if nothing were prepared.
     bare: Vec<Candidate>,
     /// The sequences as they would be if some found theirs.
     imagined: Vec<Candidate>,
-    /// Probability of each sequence that it does.
-    hits: Vec<f32>,
+    /// Probability of each sequence that it does, and that the first step behind it is its own step past the frontier.
+    hits: Vec<(f32, f32)>,
     /// Tokens a second of the best round where nothing is prepared, as of the last pass that was looked at; all tokens count the same.
     pub(super) serial_goodput: f64,
 }
@@ -245,8 +263,8 @@ impl Ahead {
         self.sequences = sequences;
         self.skips = 1 + self.rarely(LOOK_AGAIN_AFTER);
         let soon = LOOK_AGAIN_AFTER.min((sequences / LOOKS_FOR) as u32);
-        let stays = now.filter(|_| self.stays > 0);
-        self.stays = if stays.is_some() { self.stays - 1 } else { soon };
+        let stays = now.is_some() && self.stays > 0;
+        self.stays = if stays { self.stays - 1 } else { soon };
         self.bare.clear();
         self.bare.extend(batch.candidates.iter().map(|candidate| Candidate {
             ready: 0,
@@ -268,9 +286,15 @@ impl Ahead {
             return None;
         }
         let (mut best, mut highest) = ((0.0, None), 0.0_f64);
-        for (place, costs) in partitions.iter().enumerate().skip(1) {
+        // The one that stands comes first: while it pays no other is looked at.
+        let others = || partitions.iter().enumerate().skip(1);
+        let standing = others().filter(|(place, _)| now == Some(*place));
+        for (place, costs) in standing.chain(others().filter(|(place, _)| now != Some(*place))) {
+            if stays && best.1.is_some() {
+                break;
+            }
             // What the draft lane has begun it ends where it began it.
-            if leaving.draft_busy && now != Some(place) || only.or(stays).is_some_and(|only| only != place) {
+            if leaving.draft_busy && now != Some(place) || only.is_some_and(|only| only != place) {
                 continue;
             }
             let gain = self.gain(batch, leaving, costs, goodput, whole, budget) - goodput * more_s;
@@ -314,16 +338,18 @@ impl Ahead {
             return f64::NEG_INFINITY;
         }
         self.hits.clear();
-        self.hits.resize(self.bare.len(), 0.0);
+        self.hits.resize(self.bare.len(), (0.0, 0.0));
         for odds in leaving.odds.iter().filter(|odds| past || !odds.past).take(count) {
-            self.hits[odds.index] += odds.probability;
+            let (found, by_own_step) = &mut self.hits[odds.index];
+            *found += odds.probability;
+            *by_own_step += if odds.own && !past { odds.probability } else { 0.0 };
         }
         let next = self.next_round(batch, steps, goodput, whole, budget);
         next - goodput * (longer_s - pass_s)
     }
 
-    /// Tokens, time counted as such, of the next round in the mean, where who finds theirs has so many proposals ready, less those of a round
-    /// where nobody has any.
+    /// Tokens, time counted as such, of the next round in the mean, where who finds theirs has so many proposals ready, or one less where the first
+    /// step was its own, less those of a round where nobody has any.
     fn next_round(
         &mut self,
         batch: &Batch<'_>,
@@ -338,9 +364,15 @@ impl Ahead {
             let offset = (draw as f64 + 0.5) / draws as f64;
             self.imagined.clear();
             self.imagined.extend(self.bare.iter().zip(&self.hits).enumerate().map(
-                |(i, (candidate, &chance))| {
+                |(i, (candidate, &(found, by_own_step)))| {
                     let luck = (offset + GOLDEN * i as f64).fract();
-                    if luck < f64::from(chance) { candidate.with_ready(steps) } else { *candidate }
+                    if luck < f64::from(by_own_step) {
+                        candidate.with_ready(steps - 1)
+                    } else if luck < f64::from(found) {
+                        candidate.with_ready(steps)
+                    } else {
+                        *candidate
+                    }
                 },
             ));
             sum += budget.value(&Batch { candidates: &self.imagined, ..*batch }, goodput, whole);
@@ -360,7 +392,7 @@ impl Candidate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::Displaced;
+    use super::super::budget::{Displaced, Prefill};
     use super::*;
     use crate::cost::AttentionCost;
 
@@ -431,6 +463,49 @@ mod tests {
         assert_eq!(with(0, 0.0015), Preparing::default());
     }
 
+    /// A pass of `sequences` that are all sure to have their verdict prepared for, with `own` as the first step.
+    fn look(
+        ahead: &mut Ahead,
+        (sequences, own): (usize, bool),
+        partitions: &[PartitionCosts],
+        now: Option<usize>,
+    ) -> Option<usize> {
+        let candidates = vec![Candidate { context: 100, ..Candidate::fresh() }; sequences];
+        let (prefill, displaced) = (Prefill::default(), Displaced::default());
+        let batch = Batch { candidates: &candidates, rows: 512, prefill, displaced };
+        let mut odds = odds(&vec![0.9; sequences], false);
+        odds.iter_mut().for_each(|odds| odds.own = own);
+        let reach = Reach::single(100 * sequences);
+        let (rows, past_rows) = (3 * sequences, sequences);
+        let leaving = Leaving { odds: &odds, most: 64, rows, reach, past_rows, draft_busy: false };
+        ahead.partition(&batch, &leaving, partitions, (now, None, 0.0), &mut Budget::new(MODEL))
+    }
+
+    fn of_passes(draft_us: u64, verify_us: u64) -> PartitionCosts {
+        let cost = |pass_us, row_us| PassCost::linear(pass_us, row_us, AttentionCost::default());
+        PartitionCosts { draft: cost(draft_us, 0), verify: cost(verify_us, 20) }
+    }
+
+    #[test]
+    fn a_step_of_its_own_leaves_one_proposal_less() {
+        // There is time for one step.
+        let partitions = [of_passes(4000, 10_000), of_passes(6000, 10_500)];
+        assert_eq!(look(&mut Ahead::default(), (8, false), &partitions, None), Some(1));
+        assert_eq!(look(&mut Ahead::default(), (8, true), &partitions, None), None);
+    }
+
+    #[test]
+    fn where_the_partition_that_stands_does_not_pay_others_are_looked_at_at_once() {
+        let (pays, loses) = (of_passes(5000, 10_500), of_passes(4500, 40_000));
+        let mut ahead = Ahead::default();
+        let partitions = [of_passes(4000, 10_000), pays.clone(), loses.clone()];
+        assert_eq!(look(&mut ahead, (64, false), &partitions, None), Some(1));
+        assert!(ahead.stays > 0);
+        // Another pass, which takes longer on the first.
+        let partitions = [of_passes(4000, 10_000), loses, pays];
+        assert_eq!(look(&mut ahead, (64, false), &partitions, Some(1)), Some(2));
+    }
+
     #[test]
     fn what_never_pays_is_looked_at_ever_more_rarely_until_the_batch_changes() {
         let candidate = Candidate { context: 100, ..Candidate::fresh() };
@@ -443,7 +518,7 @@ mod tests {
             let batch = Batch {
                 candidates: &candidates,
                 rows: 512,
-                prefill_rows: 0,
+                prefill: Prefill::default(),
                 displaced: Displaced::default(),
             };
             let odds = odds(&vec![0.3; sequences], false);

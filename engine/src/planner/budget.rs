@@ -83,10 +83,32 @@ pub(crate) struct Batch<'a> {
     pub(crate) candidates: &'a [Candidate],
     /// Rows left for proposals.
     pub(crate) rows: usize,
-    /// Rows that others fill.
-    pub(crate) prefill_rows: usize,
+    pub(crate) prefill: Prefill,
     /// What a row displaces.
     pub(crate) displaced: Displaced,
+}
+
+/// The rows of prompts in a verify pass.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Prefill {
+    /// Where nothing is proposed.
+    pub(crate) rows: usize,
+    /// Beyond so many rows of a pass they give way to proposals, but for the least of them.
+    pub(crate) pass_rows: usize,
+    pub(crate) least: usize,
+}
+
+impl Prefill {
+    /// Those beside so many rows of sequences that decode.
+    pub(crate) fn beside(&self, others: usize) -> usize {
+        self.rows.min(self.pass_rows.saturating_sub(others).max(self.least))
+    }
+
+    /// Seconds that one of them takes of a pass, beside so many sequences that decode.
+    pub(super) fn row_s(&self, sequences: usize, verify: &PassCost) -> f64 {
+        let pass_s = |rows| verify.seconds(rows, Reach::NONE);
+        (pass_s(sequences + self.rows) - pass_s(sequences)) / self.rows.max(1) as f64
+    }
 }
 
 /// What a row of a sequence that decodes costs beyond the time that it makes its pass longer: where prompts wait, a row of theirs comes later.
@@ -346,10 +368,10 @@ struct Pass<'a> {
     line: Line,
     /// Rows of sequences that decode, without proposals.
     anchors: usize,
-    prefill_rows: usize,
-    /// Time that prefill takes of the pass. It is not counted: it brings tokens of its own, later, and would make those of this round look dear
-    /// and their rows cheap.
-    prefill_s: f64,
+    prefill: Prefill,
+    /// Time that a row of prompts takes of the pass. It is not counted: it brings tokens of its own, later, and would make those of this round look
+    /// dear and their rows cheap. Where it gives way to a proposal that proposal takes it.
+    prefill_row_s: f64,
     reach: Reach,
     proposals: usize,
     /// Tokens it will commit, as far as is known.
@@ -358,15 +380,15 @@ struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     fn new(batch: &Batch<'_>, costs: &'a PartitionCosts, proposals: usize, expected: f64) -> Pass<'a> {
-        let (anchors, prefill_rows) = (batch.candidates.len(), batch.prefill_rows);
-        let alone_s = |rows| costs.verify.seconds(rows, Reach::NONE);
+        let (anchors, prefill) = (batch.candidates.len(), batch.prefill);
+        let rows = anchors + proposals;
         Pass {
             costs,
             displaced: batch.displaced,
-            line: costs.verify.line(anchors + proposals + prefill_rows),
+            line: costs.verify.line(rows + prefill.beside(rows)),
             anchors,
-            prefill_rows,
-            prefill_s: alone_s(anchors + prefill_rows) - alone_s(anchors),
+            prefill,
+            prefill_row_s: prefill.row_s(anchors, &costs.verify),
             reach: Reach::single(batch.candidates.iter().map(|candidate| candidate.context).sum()),
             proposals,
             committed: batch.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum::<f64>()
@@ -395,11 +417,12 @@ impl<'a> Pass<'a> {
     /// What its rows cost that are not prefill.
     fn seconds(&mut self) -> f64 {
         let rows = self.anchors + self.proposals;
-        let all = rows + self.prefill_rows;
+        let prefill_rows = self.prefill.beside(rows);
+        let all = rows + prefill_rows;
         if all >= self.line.end {
             self.line = self.costs.verify.line(all);
         }
-        let alone_s = self.line.seconds(all) - self.prefill_s;
+        let alone_s = self.line.seconds(all) - prefill_rows as f64 * self.prefill_row_s;
         self.displaced.price(alone_s, rows)
             + self.displaced.held(self.anchors)
             + self.costs.verify.attention_seconds(self.reach)
@@ -464,7 +487,7 @@ mod tests {
     fn lengths_of(source: DraftSource, draft_row_us: u64, sequences: usize, missing: usize) -> Vec<usize> {
         let candidate = Candidate { missing, ..Candidate::fresh() };
         let (candidates, displaced) = (vec![candidate; sequences], Displaced::default());
-        let batch = Batch { candidates: &candidates, rows: 64, prefill_rows: 0, displaced };
+        let batch = Batch { candidates: &candidates, rows: 64, prefill: Prefill::default(), displaced };
         let costs = PartitionCosts {
             draft: PassCost::linear(10, draft_row_us, AttentionCost::default()),
             verify: PassCost::linear(1000, 20, AttentionCost::default()),
@@ -474,6 +497,30 @@ mod tests {
         let mut lengths = Vec::new();
         budget.plan(&batch, goodput, 0.0, &costs, &mut lengths);
         lengths
+    }
+
+    #[test]
+    fn where_prompts_give_way_a_proposal_takes_the_place_of_their_row() {
+        // Steps of 64 rows, 10 ms each; 40 of the 64 rows that the pass has are of prompts.
+        let step = |rows: usize| (rows, Duration::from_millis(10 * rows.div_ceil(64) as u64));
+        let verify = PassCost::new(&(1..=256).map(step).collect::<Vec<_>>(), AttentionCost::default());
+        let costs = PartitionCosts { draft: PassCost::linear(500, 0, AttentionCost::default()), verify };
+        let candidates = vec![Candidate::fresh(); 24];
+        let of = |pass_rows, least| {
+            let prefill = Prefill { rows: 40, pass_rows, least };
+            let batch = Batch { candidates: &candidates, rows: 64, prefill, displaced: Displaced::default() };
+            let mut budget = Budget::new(DraftSource::model(64).needs());
+            budget.goodput(&batch, &costs)
+        };
+        let (gives_way, depth) = of(64, 0);
+        // The step is full with one proposal of most, and it is cheaper to fill it with the second than to draft further.
+        assert_eq!(depth, 1, "{gives_way}");
+        let (stays, _) = of(256, 0);
+        assert!(gives_way > 1.3 * stays, "{gives_way} {stays}");
+        // None of them gives way.
+        assert_eq!(of(64, 40), of(256, 0));
+        let prefill = Prefill { rows: 40, pass_rows: 64, least: 8 };
+        assert_eq!([24, 34, 60, 900].map(|others| prefill.beside(others)), [40, 30, 8, 8]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! It sees the rows of prompts that wait, the cost tables, and what each round's speculation took and brought. It decides nothing by the clock:
 //! the same rounds bring the same decisions, on a device and in the simulator.
 
-use super::budget::Displaced;
+use super::budget::{Displaced, Prefill};
 use crate::cost::{PartitionCosts, Reach};
 use crate::view::SteeringView;
 
@@ -162,6 +162,8 @@ pub(crate) struct Speculated {
     pub(crate) rows: usize,
     /// Proposals among them.
     pub(crate) proposals: usize,
+    /// Rows of prompts that gave way to those.
+    pub(crate) gave_way: usize,
     /// Positions that the proposals attend to, summed.
     pub(crate) proposed_context: usize,
     /// Sequences that got a token.
@@ -345,12 +347,14 @@ impl Steering {
 
     /// Rows of prompts that a pass takes at most beside so many others, if somebody decodes: what the best size leaves, and some always.
     pub(super) fn prefill_rows(&self, others: usize) -> usize {
-        let size = self.pass_rows();
-        if self.sized && !self.hurried {
-            size.saturating_sub(others).max(size / LEAST_PREFILL).max(1)
-        } else {
-            usize::MAX
-        }
+        self.prefill(usize::MAX).beside(others)
+    }
+
+    /// So many rows of prompts, in passes beside which somebody decodes.
+    pub(super) fn prefill(&self, rows: usize) -> Prefill {
+        let pass_rows = self.pass_rows();
+        let least = if self.sized && !self.hurried { (pass_rows / LEAST_PREFILL).max(1) } else { 0 };
+        Prefill { rows, pass_rows, least }
     }
 
     /// Seconds until so many rows of prompts are computed beside those that decode.
@@ -420,8 +424,13 @@ impl Steering {
         let drafted_s = std::mem::take(&mut self.drafted_s);
         self.draft_s += NEW_TIME * (drafted_s - self.draft_s);
         let seconds = |rows| costs.verify.seconds(rows, Reach::NONE);
-        let without_s = seconds(round.rows - round.proposals.min(round.rows));
-        let rows_s = self.displaced.price(seconds(round.rows) - without_s, round.proposals);
+        let others = round.rows - round.proposals.min(round.rows);
+        let gave_way = round.gave_way.min(round.proposals);
+        let prefill =
+            Prefill { rows: others.saturating_sub(round.sequences) + gave_way, ..Prefill::default() };
+        let displaced_s = gave_way as f64 * prefill.row_s(round.sequences, &costs.verify);
+        let proposals_s = seconds(round.rows) - seconds(others + gave_way) + displaced_s;
+        let rows_s = self.displaced.price(proposals_s, round.proposals);
         let attention_s = costs.verify.attention_seconds(Reach { kv: 0, rows: round.proposed_context });
         let [plain_between_s, drafted_between_s] = round.between_s;
         let between_s = if drafted_s > 0.0 { drafted_between_s - plain_between_s } else { 0.0 };
@@ -534,7 +543,7 @@ mod tests {
         let (size, prefill) = rows(f64::INFINITY);
         assert!(size < 2048 && prefill == size - 10, "{size} {prefill}");
         // 1,000 rows take 0.12 s alone.
-        assert_eq!(rows(0.1205), (2048, usize::MAX));
+        assert_eq!(rows(0.1205), (2048, 2038));
         assert_eq!(rows(10.0), (size, prefill));
     }
 
