@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::{
     Alternatives, CANDIDATES, Candidates, Command, DraftPlan, DraftSource, Drafted, Engine, EngineConfig,
-    Event, Learned, Policy, Request, SeqId, SpeculationBounds, Totals, Tuning, Verdict, VerifyPlan,
+    Event, Learned, PartitionId, Policy, Request, SeqId, SpeculationBounds, Totals, Tuning, Verdict,
+    VerifyPlan,
 };
 
 /// An engine under full load: whoever ends is followed by another.
@@ -17,6 +18,10 @@ pub(crate) struct Load {
     next_seq: u64,
     /// Of proposals and of what comes, if texts do not repeat themselves.
     next_token: Option<u32>,
+    /// What a draft step takes.
+    step: Duration,
+    /// The end of the last pass: one that works beside another takes no time of its own.
+    now: Duration,
     results: VecDeque<Event>,
 }
 
@@ -54,6 +59,8 @@ impl Load {
             commands: Vec::new(),
             next_seq: 0,
             next_token: (!repeats).then_some(1000),
+            step: Duration::from_micros(step_us),
+            now: Duration::ZERO,
             results: VecDeque::new(),
         };
         for _ in 0..sequences {
@@ -85,14 +92,21 @@ impl Load {
     }
 
     fn handle(&mut self, event: Event) -> Duration {
+        self.now += match &event {
+            Event::VerifyDone(plan) => plan.outcome.took,
+            Event::DraftDone(plan) if plan.partition == PartitionId(0) => plan.outcome.took,
+            _ => Duration::ZERO,
+        };
         let begin = Instant::now();
-        self.engine.handle(Duration::ZERO, black_box(event), &mut self.commands);
+        self.engine.handle(self.now, black_box(event), &mut self.commands);
         let took = begin.elapsed();
         self.engine.tidy_up();
         let mut ended = 0;
         for command in self.commands.drain(..) {
             match command {
-                Command::Draft(plan) => self.results.push_back(drafted(plan, &mut self.next_token)),
+                Command::Draft(plan) => {
+                    self.results.push_back(drafted(plan, self.step, &mut self.next_token));
+                }
                 Command::Verify(plan) => self.results.push_back(verified(plan, &mut self.next_token)),
                 Command::Finish { .. } => ended += 1,
                 Command::Emit { .. } | Command::Reject { .. } | Command::CancelChunk(_) => {}
@@ -105,7 +119,7 @@ impl Load {
     }
 }
 
-fn drafted(mut plan: DraftPlan, next: &mut Option<u32>) -> Event {
+fn drafted(mut plan: DraftPlan, step: Duration, next: &mut Option<u32>) -> Event {
     let alternatives: Alternatives = if plan.alternatives { (0..8).collect() } else { Alternatives::new() };
     // The third is what comes after a rejection.
     let candidates: Candidates =
@@ -121,7 +135,8 @@ fn drafted(mut plan: DraftPlan, next: &mut Option<u32>) -> Event {
         plan.outcome.proposals.extend((0..chunk.steps).map(&mut proposal));
         plan.outcome.counts.push(chunk.steps);
     }
-    plan.outcome.took = Duration::from_millis(2);
+    let steps = plan.chunks.iter().map(|chunk| chunk.steps).max().unwrap_or(0).max(1);
+    plan.outcome.took = step * steps as u32;
     Event::DraftDone(plan)
 }
 

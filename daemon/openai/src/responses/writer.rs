@@ -2,7 +2,7 @@
 
 use actix_web::web::{Bytes, BytesMut};
 use faser_models::GenerationDefaults;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -194,7 +194,8 @@ impl Writer {
         if self.open.is_none() && self.output.is_empty() {
             self.open = Some(Item::message(0, &mut self.events));
         }
-        self.close(if ending.finish == Finish::Length { "incomplete" } else { "completed" });
+        let cut = ending.finish == Finish::Length || self.open.as_ref().is_some_and(Item::is_cut_call);
+        self.close(if cut { "incomplete" } else { "completed" });
         self.ending = Some(ending);
     }
 
@@ -347,6 +348,12 @@ impl Item {
 
     fn is_reasoning(&self) -> bool {
         matches!(self.kind, Kind::Reasoning { .. })
+    }
+
+    /// A call that ended within its arguments, as by a stop string: they are no JSON.
+    fn is_cut_call(&self) -> bool {
+        let Kind::Call { arguments, .. } = &self.kind else { return false };
+        serde_json::from_str::<IgnoredAny>(arguments).is_err()
     }
 
     /// More text of a message with the log-probabilities of its tokens, more reasoning, or more arguments of a call.
@@ -536,6 +543,21 @@ mod tests {
                 (&response["usage"]["output_tokens"], &response["usage"]["total_tokens"]),
                 (&json!(3), &json!(5))
             );
+        }
+    }
+
+    #[test]
+    fn a_call_that_ends_within_its_arguments_is_incomplete() {
+        for (arguments, status) in [("{\"a\": [1", "incomplete"), ("{\"a\": [1]}", "completed")] {
+            let mut streamed = answer();
+            let call = Part::Call { index: 0, id: "c1".to_owned(), name: "f".to_owned() };
+            streamed.part(0, call, Vec::new());
+            streamed.part(0, Part::Arguments { index: 0, text: arguments.to_owned() }, Vec::new());
+            let ending =
+                Ending { finish: Finish::Stop, output: vec![1], reasoning_tokens: None, usage: None };
+            streamed.end(0, ending);
+            let event = last(&streamed.last());
+            assert_eq!(output(&event["response"]), [("f", status)], "{event}");
         }
     }
 
