@@ -65,6 +65,9 @@ fn json_has_the_whole_plan_or_the_refusal() {
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((output.status.code(), &report["plan"]), (Some(1), &Value::Null));
     assert_eq!(report["refusal"]["would_fit"][0], "device.tensor_parallel: 2");
+    // Who looks at the exit status alone finds the reason beside it.
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.starts_with("error: weights and workspaces need "), "{said}");
 }
 
 #[test]
