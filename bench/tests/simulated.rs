@@ -1,5 +1,6 @@
 //! The comparison of policies in the simulator: repeatable, sensible, and readable by others.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use faser_bench::Targets;
 use faser_bench::sim::{Bound, Contender, Drafts, Figures, Load, MeasuredCosts, SimReport, SimRun, SimSpec};
 use faser_bench::trace::{picture, telling_window, write_chrome_trace};
 use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
-use faser_engine::record::Mark;
+use faser_engine::record::{ChunkRecord, Mark};
 use faser_engine::sim::{
     Acceptance, Arrivals, Deviation, Faults, Hardware, Lengths, Pair, Trace, TracedRequest,
 };
@@ -315,8 +316,20 @@ fn who_is_far_behind_catches_up_under_verify_passes() {
     let under = record.passes.iter().filter(|pass| pass.lane == LaneKind::Draft && pass.partition > 0);
     let chunks: Vec<_> = under.flat_map(|pass| &pass.chunks).collect();
     // A prompt of 100 tokens, in one piece or several; steps are of a row or two.
-    let caught_up: usize = chunks.iter().map(|chunk| chunk.rows).filter(|rows| *rows > 16).sum();
-    assert!(caught_up > 1000 && chunks.len() > 1000, "{caught_up} rows of {} chunks", chunks.len());
+    let far = |chunk: &&&ChunkRecord| chunk.rows > 16;
+    let caught_up: usize = chunks.iter().filter(far).map(|chunk| chunk.rows).sum();
+    assert!(caught_up > 1000, "{caught_up} rows of {} chunks", chunks.len());
+    // They have verdicts prepared for then.
+    let seqs: HashSet<_> = chunks.iter().filter(far).map(|chunk| chunk.seq).collect();
+    let after = chunks.iter().filter(|chunk| chunk.rows <= 2 && seqs.contains(&chunk.seq)).count();
+    assert!(after > 10 * seqs.len(), "{after} chunks of {} sequences", seqs.len());
+    // No plan has more rows than a pass.
+    let few_rows = SimSpec { max_pass_rows: 64, ..spec };
+    let record =
+        few_rows.simulate(Policy::Faser, &Load::backlog(16), true).expect("a sound spec").into_record();
+    let of_drafts = record.passes.iter().filter(|pass| pass.lane == LaneKind::Draft);
+    let most = of_drafts.map(|pass| pass.chunks.iter().map(|chunk| chunk.rows).sum::<usize>()).max();
+    assert!(most.is_some_and(|rows| (33..=64).contains(&rows)), "{most:?}");
 }
 
 #[test]

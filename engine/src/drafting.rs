@@ -13,10 +13,10 @@ use crate::source::RoundPasses;
 use crate::survival::{AcceptanceTable, Source};
 use crate::view::Totals;
 
-/// Rows that a plan under a verify pass may catch up with: few, so that what is ready is at hand whenever the pass ends.
+/// Rows that a step past the frontiers may catch up with: few, for what is prepared comes behind it.
 const ROWS_AHEAD: usize = 64;
-/// Blocks of draft KV that are left for each sequence that runs where prompts are drafted along.
-const KV_SPARE: usize = 4;
+/// Blocks of draft KV that are left for each sequence that runs where prompts are drafted along, or caught up with beside branches.
+pub(crate) const KV_SPARE: usize = 4;
 /// One draft plan with rows to catch up with in so many goes in the order of admission: nobody waits for ever behind those whose rows bring more.
 const PLAN_IN_ORDER: u64 = 16;
 /// Draft plans of a round that may be as long as a plan can be, at most.
@@ -303,7 +303,7 @@ impl Engine {
 
     /// The order in which sequences get rows of a draft plan: the longest admitted first, behind those that decode those in prefill, if these draft
     /// along. Where costs decide, who is far behind comes mostly later the more rows it has to catch up with for what its tokens to come count.
-    fn order_drafts(&mut self, along: bool, order: &mut Vec<(f32, usize, SeqId)>) {
+    pub(crate) fn order_drafts(&mut self, along: bool, order: &mut Vec<(f32, usize, SeqId)>) {
         order.clear();
         let behind = |seq| self.sequences.get(seq).is_some_and(|sequence| self.long_way(sequence) > 0);
         // Where others wait to be admitted, who came first had better end first: it gives its KV back.

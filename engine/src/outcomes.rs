@@ -12,13 +12,13 @@
 //! The verdict picks its branch, whose proposals stand at once, and ends all others: in the table, in the queue, and between two steps on the lane.
 //!
 //! Two plans under a pass: a step of each sequence past its frontier, which brings the candidates there (and the KV of the proposals, of a draft that
-//! proposes in one pass), and then the steps of all branches together.
+//! proposes in one pass), and then the steps of all branches together, in the first of which those that are far behind catch up.
 
 use std::time::Duration;
 
 use crate::branch::{Branch, DraftOut, Spent};
 use crate::cost::Reach;
-use crate::drafting::{Drafts, Wish};
+use crate::drafting::{Drafts, KV_SPARE, Wish};
 use crate::engine::Engine;
 use crate::plan::{DraftChunk, DraftPlan};
 use crate::planner::{Execution, Odds, Preparing};
@@ -30,6 +30,8 @@ use crate::survival::Source;
 const LEAST_ODDS: f32 = 0.01;
 /// So many times as many outcomes are looked at as a plan has chunks: some of them need a step first.
 const LOOKED_AT: usize = 2;
+/// Rows below which catching up is not begun beside branches, unless they are all.
+const LEAST_WAY: usize = 8;
 
 impl Sequence {
     /// Calls `visit` with the probability of each verdict on its chunk of `sent` proposals for which there is or could be a candidate: how many proposals are
@@ -133,7 +135,8 @@ impl Engine {
         plan.clear();
         let wish = self.wish(Drafts::Behind(steps));
         let mut rows_left = self.config.max_pass_rows;
-        self.catch_up_besides((count, steps), left, &wish, &mut plan);
+        let chosen = scratch.odds.iter().filter(|odds| !odds.past).take(count);
+        self.catch_up_besides(chosen, left, &wish, &mut rows_left, &mut plan);
         let count = count.min(most.saturating_sub(plan.chunks.len()));
         for odds in scratch.odds.iter().filter(|odds| !odds.past).take(count) {
             let Branch { seq, parts } = scratch.branches[odds.index];
@@ -151,33 +154,41 @@ impl Engine {
         self.draft_room(sequence) > 0 && self.long_way(sequence) == 0
     }
 
-    /// Adds those that decode and are far behind, by as many rows as there is time for besides so many verdicts, so many steps deep. Else they would
+    /// Adds those that decode and are far behind, by as many rows as there is time for besides these verdicts, in the order of a round's drafts. Else they would
     /// stay behind as long as there is too little to draft for a round to wait for.
-    fn catch_up_besides(
+    fn catch_up_besides<'o>(
         &mut self,
-        prepared: (usize, usize),
+        verdicts: impl Iterator<Item = &'o Odds>,
         left: Duration,
         wish: &Wish,
+        rows_left: &mut usize,
         plan: &mut DraftPlan,
     ) {
-        let (mut context, mut behind) = (0, false);
-        let decoding = |sequence: &&Sequence| sequence.decoding();
-        for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)).filter(decoding) {
-            context += sequence.tokens.len();
-            behind |= self.long_way(sequence) > 0;
-        }
-        if !behind {
+        let far = |engine: &Engine, sequence: &Sequence| sequence.decoding() && engine.long_way(sequence) > 0;
+        let mut running = self.running.iter().filter_map(|seq| self.sequences.get(seq));
+        let Drafts::Behind(steps) = wish.drafts else { return };
+        if !running.any(|sequence| far(self, sequence)) {
             return;
         }
-        let mut rows_left = self.config.max_pass_rows;
-        let mut long_rows_left = self.planner.rows_besides(prepared, context, left, rows_left);
-        for i in 0..self.running.len() {
-            let seq = self.running[i];
-            let far = |sequence: &Sequence| sequence.decoding() && self.long_way(sequence) > 0;
-            if long_rows_left > 0 && self.sequences.get(&seq).is_some_and(far) {
-                self.add_draft_chunk(seq, wish, (&mut rows_left, &mut long_rows_left), plan);
+        let Some(mut besides) = self.planner.besides(verdicts, steps, left) else { return };
+        let prepared = besides.rows;
+        let mut order = std::mem::take(&mut self.draft_order);
+        self.order_drafts(false, &mut order);
+        for &(_, _, seq) in &order {
+            let Some(sequence) = self.sequences.get(&seq).filter(|sequence| far(self, sequence)) else {
+                continue;
+            };
+            let (start, way) = (sequence.draft.computed, self.long_way(sequence));
+            let rows = self.planner.rows_more(&besides, start, way.min(rows_left.saturating_sub(prepared)));
+            // A few are not worth a chunk; and branches are to find blocks.
+            if rows < way.min(LEAST_WAY) || sequence.draft.table.free() < KV_SPARE * self.running.len() {
+                continue;
             }
+            let (before, mut long_rows_left) = (*rows_left, rows);
+            self.add_draft_chunk(seq, wish, (rows_left, &mut long_rows_left), plan);
+            self.planner.takes(&mut besides, before - *rows_left, start);
         }
+        self.draft_order = order;
     }
 
     /// Rows of a step of each sequence past its frontier, and what they look at.
@@ -251,7 +262,7 @@ impl Engine {
         let Some(sequence) = self.sequences.get_mut(&seq) else { return };
         let context = self.config.speculation.draft_context;
         let steps = steps.min(sequence.useful_behind(at)).min(context.saturating_sub(at));
-        let steps = if one { steps.min(*rows_left) } else { steps };
+        let steps = if one || *rows_left == 0 { steps.min(*rows_left) } else { steps };
         let mut outcome = self.outcomes.next(&self.draft_pools[0]);
         if steps == 0 || !sequence.draft.table.fork(at, at + steps, &mut outcome.kv.table) {
             return self.outcomes.take_back(outcome);

@@ -27,7 +27,7 @@ use overhead::Overhead;
 use realised::{Realised, Round};
 use steering::Steering;
 
-pub(crate) use ahead::{Leaving, Odds, Preparing, run_length};
+pub(crate) use ahead::{Besides, Leaving, Odds, Preparing, run_length};
 pub(crate) use budget::{Batch, Candidate, Displaced, MIN_DRAFT_GAIN, NEGLIGIBLE, Prefill, ROUND_ROWS};
 pub(crate) use steering::{OnTarget, Speculated, Waiting};
 
@@ -134,6 +134,9 @@ pub(crate) struct Planner {
     /// The last pass was overlapped: what was prepared under it is in the next round.
     prepared: bool,
     steering: Steering,
+    /// Sequences that decode in the round, and its prompts.
+    anchors: usize,
+    prefill: Prefill,
     /// Of the round's verify pass, without proposals.
     rows: usize,
     /// With those that it is to have.
@@ -161,6 +164,8 @@ impl Planner {
     ) -> Planner {
         let mut planner = Planner {
             steering: Steering::new(&partitions, max_pass_rows),
+            anchors: 0,
+            prefill: Prefill::default(),
             rows: 0,
             planned_rows: 0,
             policy: tuning.policy.clone(),
@@ -226,7 +231,8 @@ impl Planner {
     /// Decides how many proposals each candidate should have, those that are ready included.
     pub(crate) fn plan(&mut self, batch: &Batch<'_>, lengths: &mut Vec<usize>) {
         lengths.clear();
-        self.rows = batch.candidates.len() + batch.prefill.rows;
+        (self.anchors, self.prefill) = (batch.candidates.len(), batch.prefill);
+        self.rows = self.rows_with(0);
         self.planned_rows = self.rows;
         if !self.steering.speculates() {
             self.update_goodput(batch);
@@ -242,7 +248,22 @@ impl Planner {
             }
         }
         self.probe(batch, lengths);
-        self.planned_rows = self.rows + lengths.iter().sum::<usize>();
+        self.planned_rows = self.rows_with(lengths.iter().sum());
+    }
+
+    /// Rows of the round's verify pass with so many proposals.
+    fn rows_with(&self, proposals: usize) -> usize {
+        let others = self.anchors + proposals;
+        others + self.prefill.beside(others)
+    }
+
+    /// Seconds by which so many proposals make the round's verify pass longer, those of the prompts' rows that give way to them among them.
+    fn longer_by_s(&self, proposals: usize, verify: &PassCost) -> f64 {
+        let rows = self.rows_with(proposals);
+        let pass_s = |rows: usize| verify.seconds(rows.max(1), Reach::NONE);
+        let gave_way = self.rows + proposals - rows;
+        let row_s = if gave_way > 0 { self.prefill.row_s(self.anchors, verify) } else { 0.0 };
+        pass_s(rows) - pass_s(self.rows) + gave_way as f64 * row_s
     }
 
     /// May anything be proposed? Not while speculation has lost more than it may.
@@ -378,13 +399,11 @@ impl Planner {
     /// Tokens that one, two and more proposals cost each of so many sequences, where all have as many: rows of the verify pass, and drafting.
     pub(crate) fn costs_by_length(&self, drafting: usize) -> [f64; K_LIMIT] {
         let Some(costs) = self.whole() else { return [0.0; K_LIMIT] };
-        let verify_s = |rows| costs.verify.seconds(rows, Reach::NONE);
         let draft_s = |rows| costs.draft.seconds(rows, Reach::NONE);
-        let rows = self.rows.max(1);
-        let (plain_s, step_s, displaced) = (verify_s(rows), draft_s(drafting), self.steering.displaced());
+        let (step_s, displaced) = (draft_s(drafting), self.steering.displaced());
         std::array::from_fn(|deeper| {
             let k = deeper + 1;
-            let rows_s = displaced.price(verify_s(rows + k * drafting) - plain_s, k * drafting);
+            let rows_s = displaced.price(self.longer_by_s(k * drafting, &costs.verify), k * drafting);
             let drafting_s = match self.needs.passes {
                 RoundPasses::One => draft_s((1 + self.needs.rows_behind(k)) * drafting),
                 _ => k as f64 * step_s,
@@ -435,7 +454,7 @@ impl Planner {
     fn affords_probe(&self, candidate: &Candidate, (rounds, k): (u32, usize), quiet_rounds: u32) -> bool {
         let PartitionCosts { draft, verify } = &self.partitions[0];
         let seconds = |cost: &PassCost, rows| cost.seconds(rows, Reach::NONE);
-        let rows_s = seconds(verify, self.rows + k) - seconds(verify, self.rows);
+        let rows_s = self.longer_by_s(k, verify);
         let further_s = seconds(draft, 1 + self.needs.rows_behind(k));
         let first_s = draft.seconds_of_one(candidate.missing.max(1));
         let probe_s = first_s + f64::from(rounds - 1) * further_s + f64::from(rounds) * rows_s;
@@ -535,19 +554,33 @@ impl Planner {
         })
     }
 
-    /// Rows of one sequence that there is time for besides so many verdicts that are prepared for so many steps deep, at most `most`.
-    pub(crate) fn rows_besides(
+    /// What is left of so much time of the pass that is out besides these verdicts, prepared for so many steps deep; none if nothing is prepared.
+    pub(crate) fn besides<'o>(
         &self,
-        prepared: (usize, usize),
-        context: usize,
+        verdicts: impl Iterator<Item = &'o Odds>,
+        steps: usize,
         left: Duration,
-        most: usize,
-    ) -> usize {
-        let costs = self.partitions.get(self.execution.partition().0);
-        costs.filter(|_| self.steering.speculates()).map_or(0, |costs| {
-            let drafting = ahead::Drafting { needs: &self.needs, costs: &costs.draft };
-            drafting.rows_besides(prepared, context, left.as_secs_f64(), most)
-        })
+    ) -> Option<Besides> {
+        let drafting = self.drafting_beside().filter(|_| steps > 0 && self.steering.speculates())?;
+        Some(drafting.besides(verdicts, steps, left.as_secs_f64()))
+    }
+
+    /// Rows of one sequence, at most `most`, behind so many tokens of it, that there is time for.
+    pub(crate) fn rows_more(&self, besides: &Besides, start: usize, most: usize) -> usize {
+        self.drafting_beside().map_or(0, |drafting| drafting.rows_more(besides, start, most))
+    }
+
+    /// So many of them are in the plan.
+    pub(crate) fn takes(&self, besides: &mut Besides, rows: usize, start: usize) {
+        if let Some(drafting) = self.drafting_beside() {
+            drafting.takes(besides, rows, start);
+        }
+    }
+
+    /// What drafting costs beside the pass that is out.
+    fn drafting_beside(&self) -> Option<ahead::Drafting<'_>> {
+        let costs = self.partitions.get(self.execution.partition().0)?;
+        Some(ahead::Drafting { needs: &self.needs, costs: &costs.draft })
     }
 
     /// Tokens that a further row costs in a verify pass of about `rows` rows. No row of a prompt is let into a pass that runs.

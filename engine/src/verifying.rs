@@ -40,9 +40,8 @@ impl Engine {
                 *k = self.add_chunk(seq, 1, *k, &mut plan);
             }
         }
-        // A look at prompts that came since may have made the pass larger.
-        let prompts_left = prompt_rows.saturating_sub(prefill_rows);
-        self.gave_way = scratch.rows.1.rows.saturating_sub(prefill_rows).min(prompts_left);
+        let (_, without) = self.room(scratch.candidates.len(), prompt_rows);
+        self.gave_way = without.rows.saturating_sub(prefill_rows);
         self.add_prefill(prefill_rows, &mut scratch, &mut plan);
         if plan.chunks.is_empty() {
             (self.spent.1, self.scratch) = (plan, scratch);

@@ -20,6 +20,9 @@ const LEAST_DRAFT_SHARE: f64 = 0.02;
 /// Share of a pass that is filled: what is late has everybody wait.
 const USED_SHARE: f64 = 0.97;
 
+/// Share of a pass that who is far behind may have of it besides: somewhat late is better than behind, for a lane that is late holds nobody.
+const CATCH_UP_SHARE: f64 = 1.0;
+
 /// The golden ratio's fraction: its multiples are spread evenly over 0 to 1.
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
@@ -52,6 +55,15 @@ pub(crate) struct Preparing {
     pub(crate) count: usize,
     /// So deep.
     pub(crate) steps: usize,
+}
+
+/// What time of a pass is left besides what is prepared under it: the first draft pass as it is, and how long it may take. As if all ranks had what
+/// the fullest has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Besides {
+    pub(crate) rows: usize,
+    reach: Reach,
+    until_s: f64,
 }
 
 impl Odds {
@@ -87,22 +99,49 @@ impl Drafting<'_> {
         }
     }
 
-    /// Rows of one sequence more, at most `most`, in so many seconds besides so many proposals for each of some chunks.
-    pub(super) fn rows_besides(
+    /// What is left of so many seconds besides so many proposals for each of these verdicts.
+    pub(super) fn besides<'o>(
         &self,
-        (chunks, proposals): (usize, usize),
-        context: usize,
+        verdicts: impl Iterator<Item = &'o Odds>,
+        proposals: usize,
         left_s: f64,
-        most: usize,
-    ) -> usize {
-        let spare_s = USED_SHARE * left_s - self.seconds(chunks, proposals, context);
-        let of_one_s = |rows| self.costs.seconds_of_one(rows);
+    ) -> Besides {
+        let ranks = self.costs.ranks();
+        let mut on_ranks = [(0, 0); MOST_COPIES];
+        for odds in verdicts {
+            let (chunks, context) = &mut on_ranks[odds.rank];
+            (*chunks, *context) = (*chunks + 1, *context + odds.context);
+        }
+        let (chunks, context) = on_ranks.into_iter().max().unwrap_or_default();
+        let (chunks, context) = (chunks * ranks, context * ranks);
+        let behind = if self.needs.passes.is_one() { self.needs.rows_behind(proposals) } else { 0 };
+        let (rows, reach) = (chunks * (1 + behind), Reach::single(context));
+        let spare_s = CATCH_UP_SHARE * left_s - self.seconds(chunks, proposals, context);
+        Besides { rows, reach, until_s: self.costs.seconds(rows, reach) + spare_s }
+    }
+
+    /// The first pass with so many rows more of one sequence, behind so many tokens of it.
+    fn with(&self, besides: &Besides, rows: usize, start: usize) -> (usize, Reach) {
+        let (ranks, reach) = (self.costs.ranks(), besides.reach);
+        let of_rows = reach.rows + ranks * rows * (start + rows / 2);
+        (besides.rows + ranks * rows, Reach { kv: reach.kv + ranks * (start + rows), rows: of_rows })
+    }
+
+    /// Rows of one sequence more, behind so many tokens of it, that there is time for; at most `most`.
+    pub(super) fn rows_more(&self, besides: &Besides, start: usize, most: usize) -> usize {
         let (mut fit, mut beyond) = (0, most + 1);
         while beyond - fit > 1 {
             let middle = fit.midpoint(beyond);
-            *(if of_one_s(middle) - of_one_s(1) <= spare_s { &mut fit } else { &mut beyond }) = middle;
+            let (rows, reach) = self.with(besides, middle, start);
+            *(if self.costs.seconds(rows, reach) <= besides.until_s { &mut fit } else { &mut beyond }) =
+                middle;
         }
         fit
+    }
+
+    /// So many rows more of one sequence have their part of it.
+    pub(super) fn takes(&self, besides: &mut Besides, rows: usize, start: usize) {
+        (besides.rows, besides.reach) = self.with(besides, rows, start);
     }
 
     /// The most proposals for each, at most `most`, in so many seconds.
@@ -392,6 +431,8 @@ impl Candidate {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::budget::{Displaced, Prefill};
     use super::*;
     use crate::cost::AttentionCost;
@@ -488,10 +529,46 @@ mod tests {
 
     #[test]
     fn a_step_of_its_own_leaves_one_proposal_less() {
-        // There is time for one step.
-        let partitions = [of_passes(4000, 10_000), of_passes(6000, 10_500)];
-        assert_eq!(look(&mut Ahead::default(), (8, false), &partitions, None), Some(1));
-        assert_eq!(look(&mut Ahead::default(), (8, true), &partitions, None), None);
+        // There is time for two steps. The longest pass under which they pay:
+        let longest = |own| {
+            let pays = |us: &u64| {
+                let partitions = [of_passes(4000, 10_000), of_passes(6000, *us)];
+                look(&mut Ahead::default(), (8, own), &partitions, None).is_some()
+            };
+            (12_400..18_000).step_by(100).take_while(pays).last()
+        };
+        let (own, found) = (longest(true), longest(false));
+        assert!(own > Some(12_400) && own < found && found < Some(17_900), "{own:?} {found:?}");
+    }
+
+    #[test]
+    fn who_is_far_behind_has_the_time_that_is_left_of_the_fullest_rank() {
+        // Steps of 64 rows, 1 ms each.
+        let step = |rows: usize| (rows, Duration::from_millis(rows.div_ceil(64) as u64));
+        let costs = PassCost::new(&(1..=512).map(step).collect::<Vec<_>>(), AttentionCost::default());
+        let drafting = of_model(&costs);
+        let odds = odds(&[0.5; 60], false);
+        let left_s = 8.5e-3 / CATCH_UP_SHARE;
+        let mut besides = drafting.besides(odds.iter(), 4, left_s);
+        // Four steps of a millisecond; 60 rows are in the first, and four and a half are left.
+        assert_eq!(drafting.rows_more(&besides, 0, 4096), 4 + 4 * 64);
+        assert_eq!(drafting.rows_more(&besides, 0, 100), 100);
+        drafting.takes(&mut besides, 100, 0);
+        assert_eq!((besides.rows, drafting.rows_more(&besides, 0, 4096)), (160, 160));
+        let late = drafting.besides(odds.iter(), 9, left_s);
+        assert_eq!(drafting.rows_more(&late, 0, 4096), 0);
+        // What its rows look at counts.
+        let attention = AttentionCost { per_kv_fs: 0, per_row_fs: 1_000_000_000 };
+        let costs = PassCost::linear(1000, 0, attention);
+        let besides = of_model(&costs).besides(odds[..1].iter(), 1, 10e-3);
+        let [near, far] = [100, 4000].map(|start| of_model(&costs).rows_more(&besides, start, 4096));
+        assert!(far > 0 && near > 10 * far, "{near} {far}");
+        // On the fullest of two ranks.
+        let mut apart = odds[..40].to_vec();
+        apart[..10].iter_mut().for_each(|odds| odds.rank = 1);
+        let two = PassCost::new(&(1..=512).map(step).collect::<Vec<_>>(), AttentionCost::default()).over(2);
+        let besides = of_model(&two).besides(apart.iter(), 1, 2.5e-3 / CATCH_UP_SHARE);
+        assert_eq!((besides.rows, of_model(&two).rows_more(&besides, 0, 4096)), (60, 34 + 64));
     }
 
     #[test]

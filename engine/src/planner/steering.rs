@@ -548,6 +548,24 @@ mod tests {
     }
 
     #[test]
+    fn proposals_are_charged_the_rows_of_prompts_that_gave_way_to_them() {
+        // Steps of 16 rows, 1 ms each.
+        let step = |rows: usize| (rows, Duration::from_millis(rows.div_ceil(16) as u64));
+        let verify = PassCost::new(&(1..=128).map(step).collect::<Vec<_>>(), AttentionCost::default());
+        let costs = PartitionCosts { verify, ..costs() };
+        let seconds = |gave_way| {
+            let (rows, proposals, sequences) = (64, 8, 8);
+            let round =
+                Speculated { rows, proposals, gave_way, sequences, committed: 12, ..Speculated::default() };
+            Steering::new(std::slice::from_ref(&costs), 512).verified(&round, &costs)
+        };
+        // The pass is as long as without them; 56 rows of prompts would have taken 3 ms of it.
+        assert!((seconds(8) - seconds(0) - 8.0 * 3e-3 / 56.0).abs() < 1e-9, "{} {}", seconds(8), seconds(0));
+        // None gave way beyond what was proposed.
+        assert!((seconds(80) - seconds(8)).abs() < 1e-12);
+    }
+
+    #[test]
     fn many_prompts_that_wait_displace_though_their_rows_are_few() {
         let costs = costs();
         let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
