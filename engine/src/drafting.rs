@@ -302,14 +302,19 @@ impl Engine {
     }
 
     /// The order in which sequences get rows of a draft plan: the longest admitted first, behind those that decode those in prefill, if these draft
-    /// along. Where costs decide, who is far behind comes mostly later the more rows it has to catch up with for what its tokens to come count.
-    pub(crate) fn order_drafts(&mut self, along: bool, order: &mut Vec<(f32, usize, SeqId)>) {
+    /// along. Where costs decide, who is far behind comes mostly later the more rows it has to catch up with for what its tokens to come count;
+    /// one plan in so many of those that count goes by admission.
+    pub(crate) fn order_drafts(
+        &mut self,
+        (along, counts): (bool, bool),
+        order: &mut Vec<(f32, usize, SeqId)>,
+    ) {
         order.clear();
         let behind = |seq| self.sequences.get(seq).is_some_and(|sequence| self.long_way(sequence) > 0);
         // Where others wait to be admitted, who came first had better end first: it gives its KV back.
         let by_rows = self.planner.policy().traits().predicts && self.waiting.is_empty();
         let by_rows = by_rows && self.running.iter().any(behind);
-        self.long_plans += u64::from(by_rows);
+        self.long_plans += u64::from(by_rows && counts);
         let by_rows = by_rows && !self.long_plans.is_multiple_of(PLAN_IN_ORDER);
         for (place, seq) in self.running.iter().enumerate() {
             let Some(sequence) = self.sequences.get(seq) else { continue };
@@ -351,7 +356,7 @@ impl Engine {
             Lengths::Goodput => execution == Execution::Serial && self.waits_for_kv(),
         } && !self.config.draft.needs().hidden_states;
         let mut order = std::mem::take(&mut self.draft_order);
-        self.order_drafts(along, &mut order);
+        self.order_drafts((along, true), &mut order);
         for &(key, _, seq) in &order {
             if weighs && key == f32::INFINITY && plan.chunks.iter().all(|chunk| chunk.steps == 0) {
                 break;

@@ -30,7 +30,7 @@ use crate::survival::Source;
 const LEAST_ODDS: f32 = 0.01;
 /// So many times as many outcomes are looked at as a plan has chunks: some of them need a step first.
 const LOOKED_AT: usize = 2;
-/// Rows below which catching up is not begun beside branches, unless they are all.
+/// Fewer rows are not worth a chunk beside branches.
 const LEAST_WAY: usize = 8;
 
 impl Sequence {
@@ -154,6 +154,11 @@ impl Engine {
         self.draft_room(sequence) > 0 && self.long_way(sequence) == 0
     }
 
+    /// Is it far behind a draft that could propose for it?
+    fn catches_up(&self, sequence: &Sequence) -> bool {
+        sequence.room_ahead() > 0 && self.draft_room(sequence) > 0 && self.long_way(sequence) > 0
+    }
+
     /// Adds those that decode and are far behind, by as many rows as there is time for besides these verdicts, in the order of a round's drafts. Else they would
     /// stay behind as long as there is too little to draft for a round to wait for.
     fn catch_up_besides<'o>(
@@ -164,29 +169,32 @@ impl Engine {
         rows_left: &mut usize,
         plan: &mut DraftPlan,
     ) {
-        let far = |engine: &Engine, sequence: &Sequence| sequence.decoding() && engine.long_way(sequence) > 0;
-        let mut running = self.running.iter().filter_map(|seq| self.sequences.get(seq));
         let Drafts::Behind(steps) = wish.drafts else { return };
-        if !running.any(|sequence| far(self, sequence)) {
+        let mut running = self.running.iter().filter_map(|seq| self.sequences.get(seq));
+        if steps == 0 || !running.any(|sequence| self.catches_up(sequence)) {
             return;
         }
         let Some(mut besides) = self.planner.besides(verdicts, steps, left) else { return };
         let prepared = besides.rows;
         let mut order = std::mem::take(&mut self.draft_order);
-        self.order_drafts(false, &mut order);
+        self.order_drafts((false, false), &mut order);
         for &(_, _, seq) in &order {
-            let Some(sequence) = self.sequences.get(&seq).filter(|sequence| far(self, sequence)) else {
+            let Some(sequence) = self.sequences.get(&seq).filter(|sequence| self.catches_up(sequence)) else {
                 continue;
             };
             let (start, way) = (sequence.draft.computed, self.long_way(sequence));
             let rows = self.planner.rows_more(&besides, start, way.min(rows_left.saturating_sub(prepared)));
-            // A few are not worth a chunk; and branches are to find blocks.
-            if rows < way.min(LEAST_WAY) || sequence.draft.table.free() < KV_SPARE * self.running.len() {
+            // Branches are to find blocks.
+            let table = &sequence.draft.table;
+            let free = table.free().saturating_sub(table.missing(start + rows));
+            if rows < LEAST_WAY || free < KV_SPARE * self.running.len() {
                 continue;
             }
             let (before, mut long_rows_left) = (*rows_left, rows);
             self.add_draft_chunk(seq, wish, (rows_left, &mut long_rows_left), plan);
-            self.planner.takes(&mut besides, before - *rows_left, start);
+            if *rows_left < before {
+                self.planner.takes(&mut besides, before - *rows_left, start);
+            }
         }
         self.draft_order = order;
     }

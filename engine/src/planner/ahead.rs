@@ -20,7 +20,7 @@ const LEAST_DRAFT_SHARE: f64 = 0.02;
 /// Share of a pass that is filled: what is late has everybody wait.
 const USED_SHARE: f64 = 0.97;
 
-/// Share of a pass that who is far behind may have of it besides: somewhat late is better than behind, for a lane that is late holds nobody.
+/// The same where some are far behind: to catch up is worth being somewhat late more often (measured).
 const CATCH_UP_SHARE: f64 = 1.0;
 
 /// The golden ratio's fraction: its multiples are spread evenly over 0 to 1.

@@ -353,7 +353,7 @@ impl Item {
     /// A call that ended within its arguments, as by a stop string: they are no JSON.
     fn is_cut_call(&self) -> bool {
         let Kind::Call { arguments, .. } = &self.kind else { return false };
-        serde_json::from_str::<IgnoredAny>(arguments).is_err()
+        !arguments.is_empty() && serde_json::from_str::<IgnoredAny>(arguments).is_err()
     }
 
     /// More text of a message with the log-probabilities of its tokens, more reasoning, or more arguments of a call.
