@@ -90,13 +90,24 @@ fn stream(server: &Server, number: u64) -> String {
     transcript.text
 }
 
+/// Tries of a request while other grammars are compiled.
+const MOST_TRIES: usize = 5;
+
 /// Sends an attack, and looks at what it gets: a text, or an error that says something to whoever sent it.
 fn send(server: &Server, name: &str, attack: &Value) {
     let mut body = json!({"prompt": "x", "max_tokens": 40, "temperature": 0});
     if let (Value::Object(body), Value::Object(attack)) = (&mut body, attack.clone()) {
         body.extend(attack);
     }
-    let answer = server.client().post("/v1/completions", &body);
+    // Where the machine is slow others may be compiled for as long as a request waits: it says so, and is sent again.
+    let mut answer = server.client().post("/v1/completions", &body);
+    for _ in 0..MOST_TRIES {
+        if answer.status != 503 || answer.json()["error"]["code"] != "grammars_busy" {
+            break;
+        }
+        println!("{name}: busy");
+        answer = server.client().post("/v1/completions", &body);
+    }
     if answer.status == 200 {
         return;
     }
