@@ -554,14 +554,14 @@ impl Planner {
         })
     }
 
-    /// What is left of so much time of the pass that is out besides these verdicts, prepared for so many steps deep; none if nothing is prepared.
+    /// What is left of so much time of the pass that is out besides these verdicts, prepared for so many steps deep; none where nothing may be proposed.
     pub(crate) fn besides<'o>(
         &self,
         verdicts: impl Iterator<Item = &'o Odds>,
         steps: usize,
         left: Duration,
     ) -> Option<Besides> {
-        let drafting = self.drafting_beside().filter(|_| steps > 0 && self.steering.speculates())?;
+        let drafting = self.drafting_beside().filter(|_| self.steering.speculates())?;
         Some(drafting.besides(verdicts, steps, left.as_secs_f64()))
     }
 

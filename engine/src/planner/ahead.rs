@@ -61,6 +61,7 @@ pub(crate) struct Preparing {
 /// the fullest has.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Besides {
+    /// Of the first pass.
     pub(crate) rows: usize,
     reach: Reach,
     until_s: f64,
@@ -504,7 +505,7 @@ mod tests {
         assert_eq!(with(0, 0.0015), Preparing::default());
     }
 
-    /// A pass of `sequences` that are all sure to have their verdict prepared for, with `own` as the first step.
+    /// The partition that is chosen for a pass of so many sequences, whose verdicts are likely; their first step is their own.
     fn look(
         ahead: &mut Ahead,
         (sequences, own): (usize, bool),
