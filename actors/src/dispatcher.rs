@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler};
 use faser_engine::{Admission, CancelledChunk, Command, Engine, Event, LaneKind, Refusal, SeqId};
 
+use crate::awake::Wakeful;
 use crate::error::SubmitError;
 use crate::failures::{Fault, Faults, Part};
 use crate::gpu_actor::Device;
@@ -47,6 +48,7 @@ pub(crate) struct FrontierDispatcher {
     engine: Engine,
     device: DeviceState,
     links: Links,
+    wakeful: Wakeful,
     latencies: Latencies,
     /// There if what is cached is published.
     kv_feed: Option<KvFeed>,
@@ -75,6 +77,7 @@ impl FrontierDispatcher {
             latencies: Latencies::new(&links.meter),
             kv_feed,
             links,
+            wakeful: Wakeful::default(),
             recording: None,
             recordings: 0,
             watching: None,
@@ -332,10 +335,11 @@ impl FrontierDispatcher {
 
     /// Gives a plan to the device. A device that does not take it has failed, as far as the engine is concerned.
     fn to_lane(&self, send: impl FnOnce(&Device) -> Result<(), (Part, String)>) {
-        if let DeviceState::Up(device) = &self.device
-            && let Err((part, reason)) = send(device)
-        {
-            self.links.faults.report(Fault { generation: device.generation, part, reason });
+        if let DeviceState::Up(device) = &self.device {
+            self.wakeful.stay(device.awake);
+            if let Err((part, reason)) = send(device) {
+                self.links.faults.report(Fault { generation: device.generation, part, reason });
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use actix::{Actor, Context, Handler, Recipient, ResponseFuture};
 
+use crate::awake::Awake;
 use crate::error::ServiceError;
 use crate::failures::{Fault, Faults, OnLoss, Part};
 use crate::lane::{Build, Follow, LaneDone, LaneEnd, LaneQueue, LaneThread, Pulse, Work};
@@ -29,6 +30,8 @@ pub(crate) struct DeviceBuild {
     pub(crate) others: Vec<RankBuild>,
     /// Has what is given hear of it once the device is lost by another node, whatever its lanes do.
     pub(crate) on_loss: Vec<OnLoss>,
+    /// How long whoever waits for the next plan or its result stays awake.
+    pub(crate) awake: Awake,
 }
 
 impl DeviceBuild {
@@ -51,6 +54,7 @@ pub(crate) struct RankBuild {
 #[derive(Clone)]
 pub(crate) struct Device {
     pub(crate) generation: u64,
+    pub(crate) awake: Awake,
     pub(crate) draft: Option<LaneQueue<DraftWork>>,
     pub(crate) verify: LaneQueue<VerifyWork>,
 }
@@ -75,7 +79,7 @@ impl GpuActor {
     ) -> Result<Vec<GpuActor>, ServiceError> {
         let plan = factory()?;
         let plan = if drafts { plan } else { plan.without_draft() };
-        let spawn = Spawn { generation, results, faults, meter };
+        let spawn = Spawn { generation, awake: plan.awake, results, faults, meter };
         let drafting = if plan.draft_apart { Part::Draft } else { Part::Target };
         for on_loss in &plan.on_loss {
             let faults = faults.clone();
@@ -100,6 +104,7 @@ impl GpuActor {
         }
         let device = Device {
             generation,
+            awake: plan.awake,
             draft: draft.as_ref().map(|lane| lane.queue.clone()),
             verify: verify.queue.clone(),
         };
@@ -140,6 +145,7 @@ impl GpuActor {
 /// Starts lanes' threads.
 struct Spawn<'a> {
     generation: u64,
+    awake: Awake,
     results: &'a Recipient<LaneDone>,
     faults: &'a Faults,
     meter: &'a Meter,
@@ -148,7 +154,7 @@ struct Spawn<'a> {
 impl Spawn<'_> {
     fn lane<W: Work>(&self, build: &Build<W>, part: Part) -> Result<LaneThread<W>, ServiceError> {
         let (results, faults) = (self.results.clone(), self.faults.clone());
-        LaneThread::spawn(self.generation, part, build.clone(), results, faults, self.meter)
+        LaneThread::spawn((self.generation, part), self.awake, build.clone(), results, faults, self.meter)
     }
 
     fn lane_of<W: Work>(

@@ -20,6 +20,7 @@ use faser_engine::Event;
 use metrics::Histogram;
 use tokio::sync::oneshot;
 
+use crate::awake::Awake;
 use crate::cancellation::CancelList;
 use crate::error::ServiceError;
 use crate::failures::{Fault, Faults, Part};
@@ -229,8 +230,8 @@ impl LaneEnd {
 impl<W: Work> LaneThread<W> {
     /// Starts the thread, which begins to build its `Run`. What fails with it is `part` of a device.
     pub(crate) fn spawn(
-        generation: u64,
-        part: Part,
+        (generation, part): (u64, Part),
+        awake: Awake,
         build: Build<W>,
         results: Recipient<LaneDone>,
         faults: Faults,
@@ -243,7 +244,7 @@ impl<W: Work> LaneThread<W> {
         let cancels = Arc::new(CancelList::default());
         let list = cancels.clone();
         let times = W::COUNTS.then(|| Times::new(&meter.with("lane", W::LANE)));
-        let lane = LaneLoop { generation, part, results, faults, pulse: pulse.clone(), times };
+        let lane = LaneLoop { generation, part, awake, results, faults, pulse: pulse.clone(), times };
         let thread = thread::Builder::new()
             .name(W::THREAD.to_owned())
             .spawn(move || {
@@ -294,6 +295,7 @@ impl<W: Work> LaneThread<W> {
 struct LaneLoop {
     generation: u64,
     part: Part,
+    awake: Awake,
     results: Recipient<LaneDone>,
     faults: Faults,
     pulse: Arc<Pulse>,
@@ -303,7 +305,7 @@ struct LaneLoop {
 impl LaneLoop {
     fn serve<W: Work>(self, queue: &Receiver<Order<W>>, mut run: Run<W>) {
         let mut ended = None;
-        while let Ok(Order { work, after, queued }) = queue.recv() {
+        while let Ok(Order { work, after, queued }) = self.awake.next(queue) {
             let started = Instant::now();
             if let Some(times) = &self.times {
                 times.gap(started, waiting_since(after, queued, ended));

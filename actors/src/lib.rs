@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod awake;
 mod cancellation;
 mod device;
 mod dispatcher;

@@ -21,6 +21,7 @@ use super::open::{
     LanePasses, LaneSizes, ModelFacts, Open, PassLimits, SAMPLED_ROWS, as_many_copies, copies, in_session,
     joined_by, lanes_of, no_group, whole_group,
 };
+use crate::awake::Awake;
 use crate::error::ServiceError;
 use crate::gpu_actor::DeviceBuild;
 use crate::nodes::{Link, Nodes, Session, SessionWays, SessionWork};
@@ -364,8 +365,11 @@ impl CudaSpec {
             let spec = spec(|pair| &pair.verify, limits.cuda_verify(engine), false);
             verify.push(opened(rank.target.clone(), spec, verify_slots.next().flatten()));
         }
+        let lanes = draft.len() + verify.len();
         let mut build = lanes_of(draft, copies, verify);
         build.draft_apart = self.apart.is_some();
+        // The GPU works, and the cores have nothing else to do.
+        build.awake = Awake::with_lanes(lanes);
         links.into_iter().for_each(|link| joined_by(&mut build, link));
         Ok(build)
     }

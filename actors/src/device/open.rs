@@ -8,6 +8,7 @@ use faser_engine::{EngineConfig, Event};
 use faser_kernels::Dtype;
 use faser_models::{Model, ModelConfig, Shard};
 
+use crate::awake::Awake;
 use crate::cancellation::{CancelReader, CancelSource};
 use crate::error::ServiceError;
 use crate::gpu_actor::{DeviceBuild, RankBuild};
@@ -198,7 +199,14 @@ pub(super) fn lanes_of<B: LaneBackend + 'static>(
     let verify = leading(first_verify, verifying, VerifyRunner::set_cancel_source, |runner, work| {
         Event::VerifyDone(runner.run(work))
     });
-    DeviceBuild { draft: first_draft, draft_apart: false, verify, others, on_loss: Vec::new() }
+    DeviceBuild {
+        draft: first_draft,
+        draft_apart: false,
+        verify,
+        others,
+        on_loss: Vec::new(),
+        awake: Awake::default(),
+    }
 }
 
 fn drafting<B: LaneBackend>(backend: B) -> DraftRunner<B> {

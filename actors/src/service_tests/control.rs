@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::TuneError;
+use crate::awake::Awake;
 use crate::message::Message;
 use crate::replicas::Replicas;
 
@@ -118,5 +119,22 @@ fn a_dispatcher_that_has_stopped_says_so() {
         let service = Service::start(spec()).await.expect("a service");
         service.clone().stop().await;
         assert!(!service.heartbeat().await);
+    });
+}
+
+#[test]
+fn threads_that_wait_awake_bring_the_same_tokens_and_let_others_work() {
+    in_system(async {
+        let expected = undisturbed(3).await;
+        let build = DeviceBuild { awake: Awake::anywhere(), ..device_build(&spec()) };
+        let service = start_build(spec(), build).await.expect("a service");
+        let streams = submit(&service, 0..3, 24).await;
+        assert!(service.heartbeat().await, "it works, and answers");
+        for (stream, expected) in streams.into_iter().zip(expected) {
+            assert_eq!(read(stream).await, (expected, Some(FinishReason::Length)));
+        }
+        assert_whole(&service).await;
+        assert!(service.heartbeat().await, "it is idle, and answers");
+        service.stop().await;
     });
 }

@@ -45,20 +45,22 @@ const SPLIT_ROWS: usize = 1024;
 const FIXED_BYTES: u64 = 48 << 20;
 
 impl CudaSizes {
-    /// Rows that a pass of `rows` counts as where sizes are fixed in advance: powers of two, and half-way between; beyond those of graphs, multiples of 64,
+    /// Rows that a pass of `rows` counts as where sizes are fixed in advance: powers of two, and half-way between; beyond 64 multiples of that,
     /// for what is computed in vain costs more there than one shape more.
     pub fn bucket(rows: usize) -> usize {
-        if rows > CudaSizes::GRAPH_ROWS {
-            return rows.next_multiple_of(CudaSizes::GRAPH_ROWS);
+        const MANY: usize = 64;
+        if rows > MANY {
+            return rows.next_multiple_of(MANY);
         }
         let power = rows.next_power_of_two();
         let between = power / 4 * 3;
         if between >= rows && power >= 8 { between } else { power }
     }
 
-    /// Rows up to which passes are padded to their bucket, so that they can be captured in graphs: those of decoding and verifying. Beyond,
-    /// what a launch costs the host is little beside what it computes.
-    pub(super) const GRAPH_ROWS: usize = 64;
+    /// Rows up to which passes are padded to their bucket, so that they can be captured in graphs: those of decoding and verifying. A 1B model's
+    /// pass of 250 rows was done by an H200 before the host had asked for it launch by launch. Beyond, what a launch costs the host is little
+    /// beside what it computes, and a pass's shape seldom comes again.
+    pub(super) const GRAPH_ROWS: usize = 512;
 
     /// Chunks that the arrays of a pass of this bucket have places for.
     pub(super) fn chunk_places(&self, bucket: usize) -> usize {

@@ -304,6 +304,45 @@ fn rows_of_deterministic_passes_have_the_same_bits_in_any_pass() {
 }
 
 #[test]
+fn passes_of_many_rows_come_by_graphs_with_the_same_bits() {
+    let name = "cuda_logits::passes_of_many_rows_come_by_graphs_with_the_same_bits";
+    let report = cuda_fake::inside(name, &[], || {
+        let gpu = Gpu::open(0, None).unwrap();
+        let spec = SyntheticSpec { layers: 2, max_context: 96, ..spec(true, 4) };
+        let source = WeightSource::Synthetic(spec);
+        let model = CudaModel::load(&gpu, &source, Shard::WHOLE, Dtype::Bf16, &mut |_| {}).unwrap();
+        let model = Arc::new(model);
+        let sizes = CudaSizes {
+            blocks: 12,
+            max_rows: 128,
+            max_logit_rows: 128,
+            max_chunks: 2,
+            max_sequences: 2,
+            max_context: 96,
+            max_prune_checkpoints: 0,
+            deterministic: false,
+        };
+        let passes = || CudaPasses::new(model.clone(), &[Share::whole(&gpu)], false, sizes).unwrap();
+        let feed = |passes: &mut CudaPasses, rows: [usize; 2]| {
+            let tables: [&[BlockId]; 2] = [&[11, 1, 9, 3, 7, 5], &[0, 10, 2, 8, 4, 6]];
+            feed(passes, tables, &[(0, 0..rows[0]), (1, 0..rows[1])])
+        };
+        // Of one bucket: asked for launch by launch, captured, and by the graphs.
+        let mut together = passes();
+        for rows in [[70, 50], [80, 40], [72, 48]] {
+            let (found, alone) = (feed(&mut together, rows), feed(&mut passes(), rows));
+            assert_eq!(found.len(), rows[0] + rows[1]);
+            let (found, alone) = (found.iter().flatten(), alone.iter().flatten());
+            assert!(alone.clone().all(|x| x.is_finite()));
+            assert!(found.map(|x| x.to_bits()).eq(alone.map(|x| x.to_bits())), "{rows:?} rows");
+        }
+    });
+    let Some(report) = report else { return };
+    // One for each layer, twice.
+    assert!(report.contains("graphs launched 4\n") && report.contains("graphs left 0\n"), "{report}");
+}
+
+#[test]
 fn heads_that_share_keys_have_the_cpus_logits() {
     // Of so few SMs that tiles of attention are large where rows are many.
     let name = "cuda_logits::heads_that_share_keys_have_the_cpus_logits";
