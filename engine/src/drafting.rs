@@ -550,15 +550,16 @@ impl Engine {
         let keeps_proposals = self.config.draft.needs().keeps_proposals;
         // Where rows are masks, those of a few proposals do not look like many that catch up.
         let caught_up: usize = plan.chunks.iter().map(|chunk| chunk.rows.len()).sum();
-        if caught_up > 3 * sequences {
+        let teaches = !outcome.cold;
+        if teaches && caught_up > 3 * sequences {
             self.planner.timed_catch_up(rows, if masked { 1 } else { steps }, outcome.took);
         }
         if masked {
             // Rows that catch up have no logits.
-            if caught_up <= 3 * sequences {
+            if teaches && caught_up <= 3 * sequences {
                 self.planner.timed_draft(&self.draft_shape, outcome.took);
             }
-        } else if steps > 0 {
+        } else if teaches && steps > 0 {
             // Of those that were planned so many drafted in the mean of the steps, on the fullest rank as elsewhere.
             let planned = plan.chunks.len().max(1);
             let sequences = (drafted * sequences).div_ceil(steps * planned);

@@ -860,6 +860,61 @@ mod tests {
         assert!(leaves(5000), "the draft lane is late, and nobody knows for how long");
     }
 
+    /// What the tables say of a verify pass and of a draft plan behind passes that take as long as they said, but that every fourth on each lane takes
+    /// ten times as long, where it is `slow`, and may be `cold`.
+    fn taught(slow: bool, cold: bool) -> [Option<Duration>; 2] {
+        let cost = |us| PassCost::linear(us, 1, crate::cost::AttentionCost::default());
+        let costs = PartitionCosts { draft: cost(100), verify: cost(3000) };
+        let tuning = Tuning { policy: Policy::Fixed { k: 2 }, ..config().tuning };
+        let mut engine = Engine::new(EngineConfig { partitions: vec![costs], tuning, ..config() }).unwrap();
+        let (mut now, mut commands, mut passes) = (Duration::ZERO, Vec::new(), [0u32; 2]);
+        engine.handle(now, Event::Submit(Request::new(SeqId(1), [1, 2, 3], 60)), &mut commands);
+        let mut next = |lane: usize, predicted: Option<Duration>| {
+            passes[lane] += 1;
+            let odd = slow && passes[lane].is_multiple_of(4);
+            (predicted.unwrap_or_default() * if odd { 10 } else { 1 }, odd && cold)
+        };
+        while let Some(command) = commands.pop() {
+            match command {
+                Command::Draft(mut plan) => {
+                    for chunk in &plan.chunks {
+                        plan.outcome
+                            .proposals
+                            .extend(vec![Drafted { token: 9, ..Drafted::default() }; chunk.steps]);
+                        plan.outcome.counts.push(chunk.steps);
+                    }
+                    let predicted = engine.planner.predicted_draft(&engine.draft_shape);
+                    (plan.outcome.took, plan.outcome.cold) = next(0, predicted);
+                    now += plan.outcome.took;
+                    engine.handle(now, Event::DraftDone(plan), &mut commands);
+                }
+                Command::Verify(mut plan) => {
+                    let of = |chunk: &crate::plan::VerifyChunk| Verdict {
+                        next: chunk.sample.then_some(8),
+                        ..Verdict::default()
+                    };
+                    plan.outcome.verdicts = plan.chunks.iter().map(of).collect();
+                    let predicted = engine.planner.predicted_verify(&engine.verify_shape);
+                    (plan.outcome.took, plan.outcome.cold) = next(1, predicted);
+                    now += plan.outcome.took;
+                    engine.handle(now, Event::VerifyDone(plan), &mut commands);
+                }
+                _ => {}
+            }
+        }
+        assert!(passes.iter().all(|passes| *passes > 20), "{passes:?}");
+        let shape = PassShape { rows: 3, steps: 2, sequences: 1, ..PassShape::default() };
+        [engine.planner.predicted_verify(&shape), engine.planner.predicted_draft(&shape)]
+    }
+
+    #[test]
+    fn what_a_device_does_for_the_first_time_teaches_nothing() {
+        let [verify, draft] = taught(false, false);
+        assert_eq!(taught(true, true), [verify, draft]);
+        let [slower_verify, slower_draft] = taught(true, false);
+        assert!(slower_verify > verify && slower_draft > draft, "{slower_verify:?} {slower_draft:?}");
+    }
+
     #[test]
     fn a_cap_counts_for_requests_that_are_there_and_never_lifts_their_own() {
         let mut engine = Engine::new(config()).expect("a valid config");

@@ -121,6 +121,8 @@ impl StepPrice {
 pub struct DraftOutcome {
     /// Time the lane worked on it.
     pub took: Duration,
+    /// The device did something of it for the first time, so that it took longer than the next one like it: no table learns from it.
+    pub cold: bool,
     /// Proposals of all chunks, one chunk after the other.
     pub proposals: Vec<Drafted>,
     /// Proposals of each chunk: as many as steps were asked for, or fewer.
@@ -249,6 +251,8 @@ pub struct VerifyPlan {
 pub struct VerifyOutcome {
     /// Time the lane worked on it.
     pub took: Duration,
+    /// The device did something of it for the first time, so that it took longer than the next one like it: no table learns from it.
+    pub cold: bool,
     /// One entry per chunk, in the plan's order.
     pub verdicts: Vec<Verdict>,
     /// Margin of each test at each checkpoint, checkpoint after checkpoint; NaN where it was not made.

@@ -634,9 +634,7 @@ impl Planner {
             1.0 - pruned.share_left * (1.0 - rest_s / whole_s).max(0.0)
         });
         let predicted = whole.map(|whole| whole.mul_f64(shorter));
-        let predicted_s = predicted.unwrap_or(took).as_secs_f64();
-        self.beyond_s = self.overhead.round(now, took, predicted_s, shape.partition != PartitionId(0));
-        self.budget.between(self.overhead.serial_s());
+        self.ended_round(shape, took, predicted.unwrap_or(took), now);
         let predicted = predicted?;
         let costs = self.partitions.get_mut(shape.partition.0)?;
         let took = took.div_f64(shorter);
@@ -658,6 +656,18 @@ impl Planner {
             }
         }
         Some(predicted)
+    }
+
+    /// A verify pass was timed of which the device did something for the first time: it teaches nothing but where its round ended.
+    pub(crate) fn timed_cold_verify(&mut self, shape: &PassShape, took: Duration, now: Duration) {
+        self.ended_round(shape, took, took, now);
+    }
+
+    /// A round ended with a pass that took so long, and by the tables so long.
+    fn ended_round(&mut self, shape: &PassShape, took: Duration, predicted: Duration, now: Duration) {
+        let overlapped = shape.partition != PartitionId(0);
+        self.beyond_s = self.overhead.round(now, took, predicted.as_secs_f64(), overlapped);
+        self.budget.between(self.overhead.serial_s());
     }
 
     /// A round ended: what its speculation took is held against what it brought.

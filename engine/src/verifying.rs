@@ -255,8 +255,14 @@ impl Engine {
         let pruned = self.pruned(&plan);
         let whole = PassShape { rows: self.verify_shape.rows - forbidden, ..self.verify_shape };
         // A pass of late chunks alone only waits.
-        let timed =
-            (whole.rows > 0).then(|| self.planner.timed_verify(&whole, pruned, took, self.now)).flatten();
+        let timed = match whole.rows {
+            0 => None,
+            _ if plan.outcome.cold => {
+                self.planner.timed_cold_verify(&whole, took, self.now);
+                None
+            }
+            _ => self.planner.timed_verify(&whole, pruned, took, self.now),
+        };
         // Rows that left cost what they took part in.
         let saved = (pruned.rows as f64 * pruned.share_left) as usize;
         let shape = PassShape { rows: whole.rows - saved, ..whole };

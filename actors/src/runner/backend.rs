@@ -59,6 +59,11 @@ pub trait LaneBackend {
     /// Runs what follows on this partition.
     fn work_on(&mut self, partition: PartitionId);
 
+    /// Whether anything was done for the first time since this was last asked, so that a pass took longer than the next one like it.
+    fn was_cold(&mut self) -> bool {
+        false
+    }
+
     /// Sees to it that all ranks have the same plan.
     ///
     /// # Panics

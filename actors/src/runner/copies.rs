@@ -42,6 +42,7 @@ impl Gathering {
         let mut plan = gathered.whole.take()?;
         let mut parts: Vec<_> = gathered.parts.iter_mut().filter_map(Option::take).collect();
         plan.outcome.took = parts.iter().map(|part| part.took).max().unwrap_or_default();
+        plan.outcome.cold = parts.iter().any(|part| part.cold);
         let mut drawn: Vec<_> =
             parts.iter_mut().map(|part| (part.counts.drain(..), part.proposals.drain(..))).collect();
         for chunk in &plan.chunks {

@@ -74,7 +74,7 @@ impl<B: LaneBackend> DraftRunner<B> {
             .unwrap_or_else(|| self.step_by_step(&plan));
         plan.outcome.counts.extend(drafted.iter().map(Vec::len));
         plan.outcome.proposals.extend(drafted.into_iter().flatten());
-        plan.outcome.took = started.elapsed();
+        (plan.outcome.took, plan.outcome.cold) = (started.elapsed(), self.backend.was_cold());
         plan
     }
 

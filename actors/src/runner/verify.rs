@@ -84,7 +84,7 @@ impl<B: LaneBackend> VerifyRunner<B> {
         self.carry_out(&plan, &mut margins);
         self.judge(&mut plan);
         plan.outcome.margins = margins;
-        plan.outcome.took = started.elapsed();
+        (plan.outcome.took, plan.outcome.cold) = (started.elapsed(), self.backend.was_cold());
         plan
     }
 

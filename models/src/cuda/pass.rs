@@ -123,6 +123,8 @@ pub struct CudaPasses {
     /// The order of the samples, where rows of blocks depend on one another.
     pub(super) along: StepsAlong,
     pub(super) graphs: Graphs,
+    /// Whether anything was asked for or captured for the first time since this was last taken.
+    pub(super) cold: bool,
 }
 
 impl Drop for CudaPasses {
@@ -200,6 +202,7 @@ impl CudaPasses {
             known: Vec::new(),
             along: StepsAlong::default(),
             graphs: Graphs::default(),
+            cold: false,
             model,
             lane,
             sizes,
@@ -222,6 +225,12 @@ impl CudaPasses {
     /// What runs on the one before fails.
     pub fn work_on(&mut self, partition: usize) -> Result<(), CudaError> {
         self.lane.work_on(partition)
+    }
+
+    /// Whether anything was done for the first time since this was last asked: products are chosen then, kernels loaded, graphs captured, and what it took
+    /// says little of the next pass like it.
+    pub fn was_cold(&mut self) -> bool {
+        std::mem::take(&mut self.cold) | self.lane.chose()
     }
 
     /// Waits for what was asked for; `meanwhile` is called again and again.
@@ -491,8 +500,9 @@ impl CudaPasses {
         let key = Key { partition: self.lane.partition(), work, rows: self.pass.rows };
         match self.graphs.0.get(&key) {
             Some(Some(graph)) => return self.lane.replay(graph),
-            Some(None) => {}
+            Some(None) => self.cold = true,
             None => {
+                self.cold = true;
                 if self.graphs.0.len() >= GRAPHS {
                     self.lane.wait(&mut || {})?;
                     self.graphs.0.forget_half();

@@ -329,8 +329,9 @@ fn passes_of_many_rows_come_by_graphs_with_the_same_bits() {
         };
         // Of one bucket: asked for launch by launch, captured, and by the graphs.
         let mut together = passes();
-        for rows in [[70, 50], [80, 40], [72, 48]] {
+        for (rows, cold) in [([70, 50], true), ([80, 40], true), ([72, 48], false)] {
             let (found, alone) = (feed(&mut together, rows), feed(&mut passes(), rows));
+            assert_eq!(together.was_cold(), cold, "{rows:?} rows");
             assert_eq!(found.len(), rows[0] + rows[1]);
             let (found, alone) = (found.iter().flatten(), alone.iter().flatten());
             assert!(alone.clone().all(|x| x.is_finite()));

@@ -272,6 +272,10 @@ impl LaneBackend for CudaBackend {
         self.passes.work_on(partition.0).or_lost();
     }
 
+    fn was_cold(&mut self) -> bool {
+        self.passes.was_cold()
+    }
+
     fn agree_on(&mut self, plan: u64) {
         self.passes.agree_on(plan).or_lost();
     }

@@ -62,6 +62,8 @@ pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     workspace: DeviceBuffer,
     chosen: HashMap<Shape, Chosen>,
+    /// Whether one was chosen since this was last taken.
+    pub(super) chose: bool,
 }
 
 // SAFETY: used by one thread at a time, its owner's.
@@ -74,7 +76,7 @@ impl Blas {
         let (lt, mut handle) = (lt_table()?, std::ptr::null_mut());
         // SAFETY: a place for a handle.
         unsafe { (lt.cublasLtCreate)(&raw mut handle) }.in_call("cublasLtCreate")?;
-        Ok(Blas { lt, handle, workspace, chosen: HashMap::new() })
+        Ok(Blas { lt, handle, workspace, chosen: HashMap::new(), chose: false })
     }
 
     /// `partition` is its number and its SMs.
@@ -100,6 +102,7 @@ impl Blas {
         };
         if !self.chosen.contains_key(&shape) {
             self.chosen.insert(shape, Chosen::new(self.lt, self.handle, &shape, product.bias, partition.1)?);
+            self.chose = true;
         }
         let chosen = &self.chosen[&shape];
         if shape.bias {

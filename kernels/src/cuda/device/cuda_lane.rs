@@ -228,6 +228,11 @@ impl CudaLane {
         self.blas.multiply(product, stream, (self.current, sms))
     }
 
+    /// Whether algorithms of cublasLt were chosen since this was last asked: it loads kernels for that.
+    pub fn chose(&mut self) -> bool {
+        std::mem::take(&mut self.blas.chose)
+    }
+
     /// Asks for zeros.
     ///
     /// # Errors
