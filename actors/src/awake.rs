@@ -4,6 +4,8 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvError, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,31 +15,63 @@ const STAYS: Duration = Duration::from_millis(20);
 /// Cores for each thread that may be awake; the others are for HTTP, tokenizers and grammars.
 const CORES_FOR_EACH: usize = 4;
 
-/// For how long threads that wait stay awake; never by default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Awake(Duration);
+/// Threads of this process that may be awake, of all services together.
+static CLAIMED: AtomicUsize = AtomicUsize::new(0);
+
+/// For how long threads that wait stay awake; never by default. The last clone gives back what was claimed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Awake {
+    stays: Duration,
+    _claim: Option<Arc<Claim>>,
+}
+
+/// So many threads that may be awake.
+#[derive(Debug)]
+struct Claim {
+    of: &'static AtomicUsize,
+    threads: usize,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.of.fetch_sub(self.threads, Ordering::Relaxed);
+    }
+}
 
 impl Awake {
-    /// For a service with so many lanes, and its dispatcher: only where there are cores enough.
+    /// For a service with so many lanes, and its dispatcher: only where there are cores enough, beside other services.
     pub(crate) fn with_lanes(lanes: usize) -> Awake {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        let enough = cores >= CORES_FOR_EACH.saturating_mul(lanes + 1);
-        if enough { Awake(STAYS) } else { Awake::default() }
+        Awake::claimed(&CLAIMED, lanes + 1, cores / CORES_FOR_EACH)
+    }
+
+    /// For so many threads, if there are no more than `most` with those that are claimed.
+    fn claimed(of: &'static AtomicUsize, threads: usize, most: usize) -> Awake {
+        let all = |claimed: usize| claimed.checked_add(threads).filter(|all| *all <= most);
+        match of.fetch_update(Ordering::Relaxed, Ordering::Relaxed, all) {
+            Ok(_) => Awake { stays: STAYS, _claim: Some(Arc::new(Claim { of, threads })) },
+            Err(_) => Awake::default(),
+        }
     }
 
     /// However many cores there are.
     #[cfg(test)]
     pub(crate) fn anywhere() -> Awake {
-        Awake(STAYS)
+        Awake::of(STAYS)
+    }
+
+    #[cfg(test)]
+    fn of(stays: Duration) -> Awake {
+        Awake { stays, _claim: None }
     }
 
     /// Takes the next of a queue.
     ///
     /// # Errors
     /// The queue is empty, and nobody can put anything in any more.
-    pub(crate) fn next<T>(self, queue: &Receiver<T>) -> Result<T, RecvError> {
+    pub(crate) fn next<T>(&self, queue: &Receiver<T>) -> Result<T, RecvError> {
         let began = Instant::now();
-        while began.elapsed() < self.0 {
+        while began.elapsed() < self.stays {
             match queue.try_recv() {
                 Ok(next) => return Ok(next),
                 Err(TryRecvError::Disconnected) => return Err(RecvError),
@@ -57,11 +91,11 @@ pub(crate) struct Wakeful {
 
 impl Wakeful {
     /// From now on the arbiter of the thread that asks stays awake for a while.
-    pub(crate) fn stay(&self, awake: Awake) {
-        if awake == Awake::default() {
+    pub(crate) fn stay(&self, awake: &Awake) {
+        if awake.stays.is_zero() {
             return;
         }
-        let until = Instant::now() + awake.0;
+        let until = Instant::now() + awake.stays;
         if self.until.replace(Some(until)).is_some() {
             return;
         }
@@ -82,15 +116,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_stays_awake_only_where_cores_are_many() {
-        assert_eq!(Awake::with_lanes(usize::MAX - 1), Awake::default());
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        assert_eq!(Awake::with_lanes(2) == Awake(STAYS), cores >= 3 * CORES_FOR_EACH);
+    fn services_share_the_cores_and_give_them_back() {
+        static OF: AtomicUsize = AtomicUsize::new(0);
+        let claim = |threads| Awake::claimed(&OF, threads, 7);
+        let is_awake = |awake: &Awake| !awake.stays.is_zero();
+        let first = claim(3);
+        let again = first.clone();
+        let second = claim(4);
+        assert!(is_awake(&first) && is_awake(&second) && !is_awake(&claim(1)));
+        drop(first);
+        assert!(!is_awake(&claim(3)), "a clone has it");
+        drop(again);
+        assert!(!is_awake(&claim(usize::MAX)) && is_awake(&claim(3)));
+        drop(second);
+        assert_eq!(OF.load(Ordering::Relaxed), 0);
+        assert!(!is_awake(&Awake::with_lanes(usize::MAX - 1)));
     }
 
     #[test]
     fn what_is_queued_is_taken_awake_and_asleep() {
-        for awake in [Awake::default(), Awake(Duration::from_millis(1)), Awake(STAYS)] {
+        for awake in [Awake::default(), Awake::of(Duration::from_millis(1)), Awake::of(STAYS)] {
             let (give, queue) = channel();
             let taker = thread::spawn(move || {
                 let mut taken = Vec::new();
@@ -112,11 +157,11 @@ mod tests {
     fn an_arbiter_that_stays_awake_does_other_work_and_sleeps_again() {
         actix::System::new().block_on(async {
             let wakeful = Wakeful::default();
-            wakeful.stay(Awake::default());
+            wakeful.stay(&Awake::default());
             assert!(wakeful.until.get().is_none(), "it never stays awake where it may not");
             let began = Instant::now();
-            wakeful.stay(Awake(Duration::from_millis(5)));
-            wakeful.stay(Awake(Duration::from_millis(10)));
+            wakeful.stay(&Awake::of(Duration::from_millis(5)));
+            wakeful.stay(&Awake::of(Duration::from_millis(10)));
             actix::spawn(async {}).await.expect("others go on");
             tokio::time::timeout(Duration::from_secs(60), async {
                 while wakeful.until.get().is_some() {

@@ -336,7 +336,7 @@ impl FrontierDispatcher {
     /// Gives a plan to the device. A device that does not take it has failed, as far as the engine is concerned.
     fn to_lane(&self, send: impl FnOnce(&Device) -> Result<(), (Part, String)>) {
         if let DeviceState::Up(device) = &self.device {
-            self.wakeful.stay(device.awake);
+            self.wakeful.stay(&device.awake);
             if let Err((part, reason)) = send(device) {
                 self.links.faults.report(Fault { generation: device.generation, part, reason });
             }

@@ -79,7 +79,7 @@ impl GpuActor {
     ) -> Result<Vec<GpuActor>, ServiceError> {
         let plan = factory()?;
         let plan = if drafts { plan } else { plan.without_draft() };
-        let spawn = Spawn { generation, awake: plan.awake, results, faults, meter };
+        let spawn = Spawn { generation, awake: &plan.awake, results, faults, meter };
         let drafting = if plan.draft_apart { Part::Draft } else { Part::Target };
         for on_loss in &plan.on_loss {
             let faults = faults.clone();
@@ -104,7 +104,7 @@ impl GpuActor {
         }
         let device = Device {
             generation,
-            awake: plan.awake,
+            awake: plan.awake.clone(),
             draft: draft.as_ref().map(|lane| lane.queue.clone()),
             verify: verify.queue.clone(),
         };
@@ -145,7 +145,7 @@ impl GpuActor {
 /// Starts lanes' threads.
 struct Spawn<'a> {
     generation: u64,
-    awake: Awake,
+    awake: &'a Awake,
     results: &'a Recipient<LaneDone>,
     faults: &'a Faults,
     meter: &'a Meter,
@@ -154,7 +154,14 @@ struct Spawn<'a> {
 impl Spawn<'_> {
     fn lane<W: Work>(&self, build: &Build<W>, part: Part) -> Result<LaneThread<W>, ServiceError> {
         let (results, faults) = (self.results.clone(), self.faults.clone());
-        LaneThread::spawn((self.generation, part), self.awake, build.clone(), results, faults, self.meter)
+        LaneThread::spawn(
+            (self.generation, part),
+            self.awake.clone(),
+            build.clone(),
+            results,
+            faults,
+            self.meter,
+        )
     }
 
     fn lane_of<W: Work>(

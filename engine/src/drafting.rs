@@ -3,7 +3,7 @@
 use crate::branch::DraftOut;
 use crate::cost::Reach;
 use crate::engine::Engine;
-use crate::plan::{DraftChunk, DraftPlan, StepPrice, StopRule};
+use crate::plan::{DraftChunk, DraftPlan, LaneKind, StepPrice, StopRule};
 use crate::planner::{Batch, Candidate, Execution, PassShape, ROUND_ROWS, Waiting, run_length};
 use crate::policy::Lengths;
 use crate::portfolio::{Choices, Prospects};
@@ -544,13 +544,13 @@ impl Engine {
         let masked = plan.passes.is_one();
         let run = if masked { self.draft_shape.steps } else { steps };
         let shape = PassShape { steps: run, ..self.draft_shape };
-        let believed_s = self.planner.waited_for_drafts(&shape, outcome.took);
+        let teaches = !self.planner.is_cold(LaneKind::Draft, outcome.cold);
+        let believed_s = self.planner.waited_for_drafts(&shape, outcome.took, teaches);
         self.invest(&plan, &shape, believed_s);
         let PassShape { rows, sequences, .. } = self.draft_shape;
         let keeps_proposals = self.config.draft.needs().keeps_proposals;
         // Where rows are masks, those of a few proposals do not look like many that catch up.
         let caught_up: usize = plan.chunks.iter().map(|chunk| chunk.rows.len()).sum();
-        let teaches = !outcome.cold;
         if teaches && caught_up > 3 * sequences {
             self.planner.timed_catch_up(rows, if masked { 1 } else { steps }, outcome.took);
         }

@@ -349,6 +349,7 @@ impl DraftPlan {
         features.clear();
         outcome.proposals.clear();
         outcome.counts.clear();
+        outcome.cold = false;
     }
 }
 
@@ -392,6 +393,7 @@ impl VerifyPlan {
         tests.clear();
         outcome.verdicts.clear();
         outcome.margins.clear();
+        outcome.cold = false;
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::config::Tuning;
 use crate::cost::{PartitionCosts, PassCost, Reach};
-use crate::plan::{PartitionId, StepPrice};
+use crate::plan::{LaneKind, PartitionId, StepPrice};
 use crate::policy::{Lengths, Mechanisms, Policy};
 use crate::portfolio::Prices;
 use crate::request::K_LIMIT;
@@ -53,6 +53,8 @@ const MOST_BEYOND: f64 = 2.0;
 const FURTHER_STEPS: usize = 4;
 /// The weight of a new time in the mean of those observed.
 const NEW_TIME: f64 = 0.25;
+/// Passes of a lane in a row of which the device did something for the first time; the next are how passes are.
+const COLD_IN_A_ROW: u32 = 16;
 
 /// A plan as far as its cost goes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -133,6 +135,8 @@ pub(crate) struct Planner {
     beyond_s: Option<f64>,
     /// The last pass was overlapped: what was prepared under it is in the next round.
     prepared: bool,
+    /// Of each lane, passes in a row of which the device did something for the first time.
+    cold_in_a_row: [u32; 2],
     steering: Steering,
     /// Sequences that decode in the round, and its prompts.
     anchors: usize,
@@ -190,6 +194,7 @@ impl Planner {
             realised: Realised::default(),
             beyond_s: None,
             prepared: false,
+            cold_in_a_row: [0; 2],
         };
         planner.tune(tuning);
         planner
@@ -658,9 +663,25 @@ impl Planner {
         Some(predicted)
     }
 
-    /// A verify pass was timed of which the device did something for the first time: it teaches nothing but where its round ended.
-    pub(crate) fn timed_cold_verify(&mut self, shape: &PassShape, took: Duration, now: Duration) {
+    /// Whether a pass is to teach nothing, as the device did something of it for the first time.
+    pub(crate) fn is_cold(&mut self, lane: LaneKind, cold: bool) -> bool {
+        let in_a_row = match lane {
+            LaneKind::Draft => &mut self.cold_in_a_row[0],
+            LaneKind::Verify => &mut self.cold_in_a_row[1],
+        };
+        *in_a_row = if cold { in_a_row.saturating_add(1) } else { 0 };
+        cold && *in_a_row <= COLD_IN_A_ROW
+    }
+
+    /// A verify pass was timed that is to teach nothing but where its round ended. What the tables say of it, if there are any.
+    pub(crate) fn timed_cold_verify(
+        &mut self,
+        shape: &PassShape,
+        took: Duration,
+        now: Duration,
+    ) -> Option<Duration> {
         self.ended_round(shape, took, took, now);
+        self.predicted_verify(shape)
     }
 
     /// A round ended with a pass that took so long, and by the tables so long.
@@ -704,13 +725,17 @@ impl Planner {
         Some(Duration::from_secs_f64(draft.seconds(shape.rows, shape.reach) + further))
     }
 
-    /// A draft plan was done; a round waited for it if it had the whole device. Returns the seconds that it is believed to have taken.
-    pub(crate) fn waited_for_drafts(&mut self, shape: &PassShape, took: Duration) -> f64 {
+    /// A draft plan was done; a round waited for it if it had the whole device. Returns the seconds that it is believed to have taken: if it
+    /// `teaches` nothing, what the tables say.
+    pub(crate) fn waited_for_drafts(&mut self, shape: &PassShape, took: Duration, teaches: bool) -> f64 {
         if shape.partition != PartitionId(0) {
             return took.as_secs_f64();
         }
         let predicted = self.predicted_draft(shape).filter(|_| self.policy.traits().predicts);
-        let believed_s = self.overhead.believed_s(predicted, took);
+        let believed_s = match predicted.filter(|_| !teaches) {
+            Some(predicted) => predicted.as_secs_f64(),
+            None => self.overhead.believed_s(predicted, took),
+        };
         self.steering.drafted(believed_s);
         self.overhead.drafted(took);
         believed_s
@@ -922,6 +947,24 @@ mod tests {
             planner.predicted_verify(&whole).unwrap_or_default().as_secs_f64()
         };
         assert!((after(25) - 0.02).abs() < 1e-4 && (after(15) - 0.015).abs() < 1e-3);
+    }
+
+    #[test]
+    fn what_is_cold_for_long_is_how_passes_are_and_cold_drafts_are_charged_what_the_tables_say() {
+        let cost = |millis: u64| PassCost::linear(1000 * millis, 0, AttentionCost::default());
+        let costs = vec![PartitionCosts { draft: cost(2), verify: cost(20) }];
+        let tuning = Tuning { policy: Policy::Faser, ..Tuning::default() };
+        let mut planner = Planner::new(&tuning, costs, 64, (DraftSource::model(64).needs(), 1));
+        for lane in [LaneKind::Draft, LaneKind::Verify] {
+            assert!((0..COLD_IN_A_ROW).all(|_| planner.is_cold(lane, true)) && !planner.is_cold(lane, true));
+            assert!(!planner.is_cold(lane, false) && planner.is_cold(lane, true));
+        }
+        let shape = PassShape { rows: 2, steps: 2, sequences: 1, ..PassShape::default() };
+        let slow = Duration::from_millis(80);
+        let first = planner.waited_for_drafts(&shape, slow, true);
+        let mut cold = Planner { overhead: Overhead::default(), ..planner };
+        assert!((0..9).all(|_| (cold.waited_for_drafts(&shape, slow, false) - 0.004).abs() < 1e-9));
+        assert_eq!(cold.waited_for_drafts(&shape, slow, true), first, "they are forgotten");
     }
 
     #[test]

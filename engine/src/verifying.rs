@@ -255,12 +255,10 @@ impl Engine {
         let pruned = self.pruned(&plan);
         let whole = PassShape { rows: self.verify_shape.rows - forbidden, ..self.verify_shape };
         // A pass of late chunks alone only waits.
+        let cold = self.planner.is_cold(LaneKind::Verify, plan.outcome.cold);
         let timed = match whole.rows {
             0 => None,
-            _ if plan.outcome.cold => {
-                self.planner.timed_cold_verify(&whole, took, self.now);
-                None
-            }
+            _ if cold => self.planner.timed_cold_verify(&whole, took, self.now),
             _ => self.planner.timed_verify(&whole, pruned, took, self.now),
         };
         // Rows that left cost what they took part in.
@@ -277,7 +275,7 @@ impl Engine {
         let mut round = Speculated {
             rows: shape.rows,
             gave_way: self.gave_way,
-            pass_s: took.as_secs_f64(),
+            pass_s: timed.filter(|_| cold).unwrap_or(took).as_secs_f64(),
             ..Speculated::default()
         };
         for (chunk, verdict) in plan.chunks.iter().zip(&plan.outcome.verdicts) {

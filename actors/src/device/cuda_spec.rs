@@ -365,7 +365,7 @@ impl CudaSpec {
             let spec = spec(|pair| &pair.verify, limits.cuda_verify(engine), false);
             verify.push(opened(rank.target.clone(), spec, verify_slots.next().flatten()));
         }
-        let lanes = draft.len() + verify.len();
+        let lanes = draft.len() + verify.len() + links.len();
         let mut build = lanes_of(draft, copies, verify);
         build.draft_apart = self.apart.is_some();
         // The GPU works, and the cores have nothing else to do.

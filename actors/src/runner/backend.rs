@@ -34,7 +34,7 @@ pub trait LaneBackend {
     /// Layers between two looks at what was cancelled, where there is no pruning checkpoint.
     const LOOK_EVERY: usize;
 
-    /// Whether the first pass of a row count takes longer than those after it.
+    /// Whether the first passes of a row count take longer than those after them.
     const FIRST_IS_COLD: bool;
     /// Sequences that have all of a device at work on attention.
     const FILLED_BY: usize;

@@ -48,23 +48,27 @@ impl CudaSizes {
     /// Rows that a pass of `rows` counts as where sizes are fixed in advance: powers of two, and half-way between; beyond 64 multiples of that,
     /// for what is computed in vain costs more there than one shape more.
     pub fn bucket(rows: usize) -> usize {
-        const MANY: usize = 64;
-        if rows > MANY {
-            return rows.next_multiple_of(MANY);
+        if rows > CudaSizes::MANY_ROWS {
+            return rows.next_multiple_of(CudaSizes::MANY_ROWS);
         }
         let power = rows.next_power_of_two();
         let between = power / 4 * 3;
         if between >= rows && power >= 8 { between } else { power }
     }
 
+    /// Rows beyond which buckets are multiples of them.
+    const MANY_ROWS: usize = 64;
+
     /// Rows up to which passes are padded to their bucket, so that they can be captured in graphs: those of decoding and verifying. A 1B model's
     /// pass of 250 rows was done by an H200 before the host had asked for it launch by launch. Beyond, what a launch costs the host is little
     /// beside what it computes, and a pass's shape seldom comes again.
     pub(super) const GRAPH_ROWS: usize = 512;
 
-    /// Chunks that the arrays of a pass of this bucket have places for.
-    pub(super) fn chunk_places(&self, bucket: usize) -> usize {
-        bucket.min(CudaSizes::bucket(self.max_chunks))
+    /// Chunks that the arrays of a pass of this bucket have places for: as many as rows, or where those are many, as it has chunks, whose tables
+    /// would else be long.
+    pub(super) fn chunk_places(&self, bucket: usize, chunks: usize) -> usize {
+        let most = CudaSizes::bucket(self.max_chunks);
+        if bucket > CudaSizes::MANY_ROWS { CudaSizes::bucket(chunks).min(most) } else { bucket.min(most) }
     }
 
     pub(super) fn rows(&self) -> usize {

@@ -7,7 +7,7 @@
 //!
 //! Nothing here waits: launches queue up on the lane. How many rows there are is known to the host when a pass begins; rows that leave
 //! are known to the device, whose kernels then do less, while products keep their size, but for what the host itself has cancelled.
-//! Small passes are padded to buckets, and asked for by graphs.
+//! Passes of up to 512 rows are padded to buckets, and asked for by graphs.
 //!
 //! A graph is the launches of a range of layers, or of a whole draft step, captured once per partition and shape.
 //!
@@ -351,7 +351,7 @@ impl CudaPasses {
         let bucket = CudaSizes::bucket(rows);
         let small = bucket <= CudaSizes::GRAPH_ROWS;
         let up_to = |bucket: usize, len: usize| if small { bucket } else { len };
-        let chunk_places = up_to(sizes.chunk_places(bucket), count);
+        let chunk_places = up_to(sizes.chunk_places(bucket, count), count);
         let queries = || chunks.iter().map(|chunk| attending(chunk) * group);
         let sees = |chunk: &Chunk| {
             let rows = chunk.first as usize..(chunk.first + chunk.rows) as usize;
