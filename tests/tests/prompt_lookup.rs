@@ -33,13 +33,19 @@ fn a_prediction_is_accepted_where_it_is_right_and_changes_no_text() {
         for content in
             [json!(&text), parts, json!(text.replacen(' ', " entirely ", 3)), longer, json!("no such thing")]
         {
-            let prediction = json!({"type": "content", "content": content});
-            let (again, usage) = chat(&server, &[("prediction", prediction)]);
-            assert_eq!(again, text);
-            let details = &usage["completion_tokens_details"];
-            let accepted = details["accepted_prediction_tokens"].as_u64().unwrap_or(0);
-            // A wrong one may not even be tried.
-            assert_eq!(accepted > 10, content != "no such thing", "{content}: {usage}");
+            let is_right = content != "no such thing";
+            // A wrong one may not even be tried; nor a right one, after a stall of the machine, until passes have earned what it cost.
+            for asked in 1.. {
+                let prediction = json!({"type": "content", "content": content});
+                let (again, usage) = chat(&server, &[("prediction", prediction)]);
+                assert_eq!(again, text);
+                let details = &usage["completion_tokens_details"];
+                let accepted = details["accepted_prediction_tokens"].as_u64().unwrap_or(0);
+                if !is_right || accepted > 10 || asked == 50 {
+                    assert_eq!(accepted > 10, is_right, "{content}: {usage}");
+                    break;
+                }
+            }
         }
         let metrics = Metrics::scrape(server.client());
         let proposed = metrics.value("faser_spec_decode_num_prompt_lookup_tokens_total");
