@@ -32,10 +32,15 @@ fn complete(client: &Client, salt: Option<&str>) -> (String, u64, u64) {
     (text, count("num_draft_tokens"), count("num_accepted_draft_tokens"))
 }
 
-/// The same, asked again until past outputs are accepted: after a stall of the machine nothing is proposed until passes have earned what it cost.
-fn complete_by_past_outputs(client: &Client, salt: Option<&str>) -> String {
-    let mut asked = (1..=50).map(|_| complete(client, salt));
-    asked.find(|(_, _, accepted)| *accepted > 50).expect("past outputs that are accepted").0
+/// Asks for a text that is known until past outputs are accepted for it: what the machine did meanwhile, or while its costs were measured, may be held
+/// against speculation at first.
+fn expect_past_outputs(client: &Client, salt: Option<&str>, text: &str) {
+    let accepted = (1..=50).any(|_| {
+        let (again, _, accepted) = complete(client, salt);
+        assert_eq!(again, text, "{salt:?}");
+        accepted > 50
+    });
+    assert!(accepted, "{salt:?}: no past outputs are accepted");
 }
 
 #[test]
@@ -48,16 +53,16 @@ fn past_outputs_are_proposed_to_their_own_key_and_salt_until_they_are_forgotten(
     let (text, own, _) = complete(&ana, None);
     // What a text has in common with itself is no past output.
     assert_eq!(own, 0);
-    assert_eq!(complete_by_past_outputs(&ana, None), text);
+    expect_past_outputs(&ana, None, &text);
     for (client, salt) in [(&ben, None), (&ana, Some("other")), (&ben, Some("other"))] {
         assert_eq!(complete(client, salt), (text.clone(), 0, 0), "{salt:?}");
-        assert_eq!(complete_by_past_outputs(client, salt), text, "{salt:?}");
+        expect_past_outputs(client, salt, &text);
     }
     let metrics = Metrics::scrape(&ana);
     let accepted = metrics.value("faser_spec_decode_num_suffix_accepted_tokens_total");
     assert!(accepted > 200.0 && metrics.value("faser_suffix_tokens") > 800.0, "{accepted}");
     let (code, told) = server.ctl(&["forget"]);
-    // Eight, and what the daemon asked itself.
+    // At least eight, and what the daemon asked itself.
     let forgotten: Option<u32> = told.split_whitespace().last().and_then(|number| number.parse().ok());
     assert!(code == Some(0) && forgotten.is_some_and(|outputs| outputs >= 8), "{told}");
     assert_eq!(Metrics::scrape(&ana).value("faser_suffix_tokens"), 0.0);

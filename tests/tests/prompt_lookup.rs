@@ -34,7 +34,7 @@ fn a_prediction_is_accepted_where_it_is_right_and_changes_no_text() {
             [json!(&text), parts, json!(text.replacen(' ', " entirely ", 3)), longer, json!("no such thing")]
         {
             let is_right = content != "no such thing";
-            // A wrong one may not even be tried; nor a right one, after a stall of the machine, until passes have earned what it cost.
+            // A wrong one may not even be tried. What the machine did meanwhile, or while its costs were measured, may be held against a right one.
             for asked in 1.. {
                 let prediction = json!({"type": "content", "content": content});
                 let (again, usage) = chat(&server, &[("prediction", prediction)]);

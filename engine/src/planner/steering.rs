@@ -20,14 +20,16 @@ const TIGHT: f64 = 1.25;
 /// Of a pass's size prompts get at least one row in so many.
 const LEAST_PREFILL: usize = 4;
 
-/// The displaced share grows with the rows of prompts that wait, to one at those of so many passes of the best size and of so many prompts as they
-/// are: a few long ones wait for many passes by chance. It is never beyond the latter: what decodes first ends first, which is better for the mean than
-/// that everyone begins.
+/// The displaced share is one where as many rows of prompts wait as so many passes of the best size have, and so many prompts of the mean length that
+/// is left. In seconds it would be another load on each machine: a pass takes 3 ms on one and 3 s on another. The prompts are there since a few long
+/// ones are the rows of many passes by chance.
 const WAITING_PASSES: f64 = 10.0;
 const WAITING_PROMPTS: f64 = 5.0;
 /// It grows with the prompts that wait for each sequence that decodes too, to one at so many: where passes are short, few rows are many prompts, and
 /// who decodes would be alone for long, with rows that nobody else could fill.
 const WAITING_EACH: f64 = 2.0;
+/// It is never beyond this, unless passes are short of rows ([`BOUND`]): what decodes first ends first, which is better for the mean than that everyone
+/// begins.
 const MOST_DISPLACED: f64 = 0.9;
 /// Rows left of a prompt, in the mean of those that wait, from which on they are long. Shorter ones count as more in the size of a pass, by the square
 /// of how much shorter they are: they hold nobody up for long, and then decode beside the others, which makes the rows of all cheaper. A long one
@@ -269,10 +271,10 @@ impl Steering {
                 let size = self.sizes.at(1.0);
                 let row_s = verify.seconds(size, Reach::NONE) / size as f64;
                 let length = waiting.prompt_rows as f64 / waiting.prompts.max(1) as f64;
-                let many = WAITING_PASSES * size as f64 + WAITING_PROMPTS * length;
+                let rows_at_one = WAITING_PASSES * size as f64 + WAITING_PROMPTS * length;
                 // Else prompts get what they get, whatever is proposed.
                 let displaces = fits > least;
-                let waits = (beyond / many).max(each).min(1.0);
+                let waits = (beyond / rows_at_one).max(each).min(1.0);
                 self.waiting = if displaces { waits } else { 0.0 };
                 self.filling = self.waiting.max(short);
                 if displaces {
@@ -584,7 +586,7 @@ mod tests {
             };
             steering.look(&waiting, Some(&costs)).share
         };
-        // A pass takes some 500 of 900 rows; the others take some 50 ms.
+        // Some 420 of 900 rows do not fit, less than a pass.
         let (one, many) = (share(1, 32), share(32, 8));
         assert!(one < 0.2 && many > 0.8, "{one} {many}");
         // Of those beside many that decode, it is as they are short.
@@ -612,6 +614,8 @@ mod tests {
         assert!((0.3..0.8).contains(&slow), "{slow}");
         assert_eq!(share(5, 10, 400), slow);
         assert!(share(5, 40, 400) >= MOST_DISPLACED && share(5, 2, 2000) < slow);
+        // One alone is never many.
+        assert!(share(5, 1, 100_000) < 1.0 / WAITING_PROMPTS);
     }
 
     #[test]
@@ -636,9 +640,10 @@ mod tests {
         let prompts = fits / 32 + 8;
         let (filled, share, waits) = look(prompts, 32, 64);
         assert!(filled > smallest && waits < 0.2, "{filled} {smallest} {waits}");
-        // They all fit then, and displace little; so does a long one of as many rows.
-        let (long, as_long, _) = look(1, prompts * 32, 64);
-        assert!(long == smallest && share.max(as_long) < 0.1, "{long} {share} {as_long}");
+        // They all fit then: nothing raises the price but how far rows wait, as with a long one of as many rows.
+        let (long, as_long, long_waits) = look(1, prompts * 32, 64);
+        assert!(long == smallest && long_waits < waits, "{long} {waits} {long_waits}");
+        assert!((share - waits).abs() < 1e-9 && (as_long - long_waits).abs() < 1e-9, "{share} {as_long}");
         assert_eq!(look(1, fits + 20, 64).0, smallest);
         // Also where sequences leave prompts no more than they always get.
         assert!(look(fits, 16, smallest).0 > smallest && look(2, 2000, smallest).0 == smallest);
