@@ -344,9 +344,13 @@ impl Engine {
         let sequences = self.running.iter().filter_map(|seq| self.sequences.get(seq));
         let mut rows_left = wish.rows(sequences, self.config.max_pass_rows);
         let long_rows = || self.long_rows(MOST_LONG_PLANS * self.config.max_pass_rows);
-        let mut long_rows_left = only_catches_up
-            .or_else(|| Some(long_rows()?.saturating_sub(self.caught_up)))
-            .map_or(rows_left, |rows| rows.min(rows_left));
+        let mut long_rows_left = match wish.drafts {
+            // Who is far behind catches up besides what is prepared, and is not to keep others from that.
+            Drafts::PastFrontiers => 0,
+            _ => only_catches_up
+                .or_else(|| Some(long_rows()?.saturating_sub(self.caught_up)))
+                .map_or(rows_left, |rows| rows.min(rows_left)),
+        };
         // Those that draft now go first. Where costs decide, whoever is still in prefill catches up when its turn to draft comes: a first token
         // waits for no draft. But where others wait for its KV it is to end soon, and beside drafts its rows are cheap. A fixed length is wanted by
         // everybody in any case, unless it is 0. Who begins with the target's hidden states waits for those.
@@ -356,7 +360,7 @@ impl Engine {
             Lengths::Goodput => execution == Execution::Serial && self.waits_for_kv(),
         } && !self.config.draft.needs().hidden_states;
         let mut order = std::mem::take(&mut self.draft_order);
-        self.order_drafts((along, true), &mut order);
+        self.order_drafts((along, execution == Execution::Serial), &mut order);
         for &(key, _, seq) in &order {
             if weighs && key == f32::INFINITY && plan.chunks.iter().all(|chunk| chunk.steps == 0) {
                 break;

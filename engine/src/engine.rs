@@ -496,8 +496,7 @@ impl Engine {
         }
         self.config.draft = DraftSource::Retired;
         self.config.partitions.iter_mut().for_each(|costs| costs.draft = PassCost::nothing());
-        self.planner.drafts_by(self.config.draft.needs());
-        self.planner.profiled(&self.config.partitions);
+        self.planner.without_drafts(self.config.draft.needs());
         self.planner.tune(&self.config.deciding(&self.tuning));
         // Pools are made anew, by that source, and so is what sequences hold of them.
         self.device_lost(LaneKind::Draft, out);
@@ -858,6 +857,24 @@ mod tests {
         };
         assert!(!leaves(50), "what comes now is worth a moment");
         assert!(leaves(5000), "the draft lane is late, and nobody knows for how long");
+    }
+
+    #[test]
+    fn a_rejection_cancels_what_was_drafted_behind_it_and_not_what_catches_up_with_committed_text() {
+        let goes_on = |beyond_text: usize| {
+            let (mut engine, mut pass) = preparing();
+            // Nothing was prepared for this.
+            pass.outcome.verdicts[0].next = Some(5);
+            let sequence = engine.sequences.get_mut(&SeqId(1)).expect("it runs");
+            sequence.outcomes.clear();
+            let end = sequence.tokens.len() - 1 + beyond_text;
+            sequence.draft_out = Some(crate::branch::DraftOut { end, chunk: 7 });
+            tell(&mut engine, Event::VerifyDone(pass));
+            let out = engine.sequences[&SeqId(1)].draft_out;
+            out.is_some_and(|out| out.chunk == 7)
+        };
+        assert!(goes_on(0));
+        assert!(!goes_on(2));
     }
 
     /// What the tables say of a verify pass and of a draft plan behind passes that take as long as they said, but that every fourth on each lane takes

@@ -218,9 +218,10 @@ impl Planner {
         self.steering.profiled(partitions);
     }
 
-    /// Decides for another source from now on.
-    pub(crate) fn drafts_by(&mut self, needs: SourceNeeds) {
+    /// Decides without a draft from now on, by what passes have taught of the target; the source needs this.
+    pub(crate) fn without_drafts(&mut self, needs: SourceNeeds) {
         (self.needs, self.budget, self.realised) = (needs, Budget::new(needs), Realised::default());
+        self.partitions.iter_mut().for_each(|costs| costs.draft = PassCost::nothing());
         self.ahead.forget();
     }
 
@@ -515,11 +516,10 @@ impl Planner {
         }
     }
 
-    /// Decides on the execution of a verify pass that is about to leave. While the draft lane works on what was begun under
+    /// Decides on the execution of a verify pass that is about to leave, serial if it was not looked at. While the draft lane works on what was begun under
     /// the pass before, no other partition than that one's is looked at.
     pub(crate) fn execute(&mut self, batch: &Batch<'_>, leaving: Option<&Leaving<'_>>) -> Execution {
-        let allowed = self.steering.speculates() && self.realised.allows();
-        let Some(leaving) = leaving.filter(|_| allowed) else {
+        let Some(leaving) = leaving else {
             self.execution = Execution::Serial;
             return self.execution;
         };
@@ -538,7 +538,8 @@ impl Planner {
     /// Whether it is to be looked at if verdicts of the next pass, of so many sequences, should be prepared for.
     pub(crate) fn looks_ahead(&mut self, sequences: usize) -> bool {
         let may = self.policy.traits().overlaps && self.mechanisms.overlap && self.partitions.len() > 1;
-        may && (self.execution != Execution::Serial || self.ahead.looks(sequences))
+        let looks = may && (self.execution != Execution::Serial || self.ahead.looks(sequences));
+        looks && self.steering.speculates() && self.realised.allows()
     }
 
     /// Of these verdicts, likeliest first, how many to prepare for, `most` of them, and how deep, if so much time is left of the pass that is out; and

@@ -585,7 +585,7 @@ impl Sequence {
         self.features = self.target.computed;
         let prepared = !self.outcomes.is_empty();
         if rejected {
-            let (epoch, drafting) = (self.epoch, self.draft_out.is_some());
+            let (epoch, drafting) = (self.epoch, self.draft_out.is_some() && !self.drafts_from_text());
             done.cancelled = Some(CancelledDrafts { epoch, frontier: end + sent, unsent, drafting });
             done.taken = self.adopt(at, next, spent);
             if done.taken.is_none() {
@@ -613,12 +613,20 @@ impl Sequence {
         done
     }
 
-    /// Proposals behind the frontier are on a path the target did not take.
+    /// Proposals behind the frontier are on a path the target did not take. A chunk that is out for what is committed goes on: what of it is right
+    /// is found out when it comes.
     fn reject(&mut self, spent: &mut Spent) {
         self.proposals.clear();
-        spent.cancelled.extend(self.draft_out.take().map(|out| out.chunk));
         self.epoch += 1;
-        self.draft.table.shrink(self.tokens.len());
+        if !self.drafts_from_text() {
+            spent.cancelled.extend(self.draft_out.take().map(|out| out.chunk));
+            self.draft.table.shrink(self.tokens.len());
+        }
+    }
+
+    /// Is a chunk of it out whose rows are all committed?
+    fn drafts_from_text(&self) -> bool {
+        self.draft_out.is_some_and(|out| out.end < self.tokens.len())
     }
 
     /// One token more; true if it ends the sequence.

@@ -370,7 +370,9 @@ impl Engine {
         self.totals.prompt_lookup_accepted_tokens += (text.accepted + prediction.accepted) as u64;
         self.totals.suffix_tokens += done.by_source[Source::Suffix].proposed as u64;
         self.totals.suffix_accepted_tokens += done.by_source[Source::Suffix].accepted as u64;
-        self.totals.rows_pruned += verdict.pruned as u64;
+        if plan.prune_checkpoints.get(verdict.pruned_at).is_some() {
+            self.totals.rows_pruned += verdict.pruned as u64;
+        }
         self.totals.pruned_in_vain += u64::from(done.pruned_in_vain);
         self.totals.output_tokens += done.emitted.len() as u64;
         self.output_length.came(done.emitted.len());

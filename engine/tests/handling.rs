@@ -535,3 +535,34 @@ fn passes_are_filled_for_first_tokens_that_come_in_time_by_it() {
     assert!(tight >= Some(350) && untargeted < Some(300), "{tight:?} {untargeted:?}");
     assert!(early == untargeted && late == untargeted, "{early:?} {late:?} {untargeted:?}");
 }
+
+/// Who is far behind a draft keeps nobody from having verdicts prepared for, though it was admitted first and others wait to be admitted.
+#[test]
+fn who_is_far_behind_keeps_nobody_from_what_is_prepared() {
+    let cost = |pass_us, row_us| PassCost::linear(pass_us, row_us, AttentionCost::default());
+    let policy = Policy::Faser;
+    let config = EngineConfig {
+        max_context: 4000,
+        target_blocks: 600,
+        draft: DraftSource::model(600),
+        partitions: vec![
+            PartitionCosts { draft: cost(3000, 30), verify: cost(20_000, 20) },
+            PartitionCosts { draft: cost(3100, 30), verify: cost(20_100, 20) },
+        ],
+        tuning: Tuning { max_running: 4, ..cold(policy.clone()).tuning },
+        ..cold(policy)
+    };
+    let prompt = |seq: u64| vec![seq as u32; if seq == 1 { 3000 } else { 20 }];
+    let report = common::simulation(&config, 0.8)
+        .in_detail()
+        .run(at_once((1..=8).map(|seq| request(seq, prompt(seq), 300))));
+    let under = report.passes.iter().filter(|pass| pass.lane == LaneKind::Draft && pass.partition > 0);
+    let (mut alone, mut besides) = (0, 0);
+    for pass in under {
+        let drafts = pass.chunks.iter().any(|chunk| chunk.k > 0);
+        let catches_up = pass.chunks.iter().any(|chunk| chunk.seq == SeqId(1) && chunk.k == 0);
+        alone += usize::from(!drafts);
+        besides += usize::from(drafts && catches_up);
+    }
+    assert!(alone == 0 && besides > 0, "plans that only catch up {alone}, besides drafts {besides}");
+}

@@ -81,10 +81,20 @@ pub(super) fn submissions(count: u64) -> impl Iterator<Item = Submission> {
 
 /// Tokens of a few requests, together, and how they ended.
 pub(super) async fn tokens(service: &Service, count: u64) -> Vec<Read> {
+    read_all(taken(service, count).await).await
+}
+
+/// The streams of a few requests, all of which are taken.
+pub(super) async fn taken(service: &Service, count: u64) -> Vec<TokenStream> {
     let mut streams = Vec::new();
     for submission in submissions(count) {
         streams.push(service.submit(submission).await.expect("it is taken"));
     }
+    streams
+}
+
+/// What they bring, to their ends.
+pub(super) async fn read_all(streams: Vec<TokenStream>) -> Vec<Read> {
     let mut all = Vec::new();
     for stream in streams {
         all.push(read(stream).await);

@@ -1,6 +1,6 @@
 //! A target over several nodes: threads of this process here, each with a shard and a way to the leader of its own.
 
-use super::groups::{expected, split_in_stages, tokens};
+use super::groups::{expected, read_all, split_in_stages, taken, tokens};
 use super::*;
 
 use std::io::Write as _;
@@ -96,12 +96,12 @@ fn a_node_that_is_cut_off_comes_again_and_streams_go_on() {
         let followers = Followers::start(followers);
         let service = Service::start(spec).await.expect("a service");
         for cut in 0..3 {
-            let streams = tokens(&service, 4);
+            let streams = taken(&service, 4).await;
             let cuts = async {
                 tokio::time::sleep(Duration::from_millis(3 + 7 * cut)).await;
                 listening.cut(1 + cut as usize);
             };
-            let (found, ()) = tokio::join!(streams, cuts);
+            let (found, ()) = tokio::join!(read_all(streams), cuts);
             assert_eq!(found, expected, "cut {cut}");
             assert_whole(&service).await;
             until("the device serves", || service.ready()).await;
