@@ -519,6 +519,12 @@ mod tests {
         PartitionCosts { draft: cost(1000, 0), verify: cost(20_000, 100) }
     }
 
+    /// So many rows of so many prompts, beside sequences that decode; nothing is due.
+    fn waiting(prompt_rows: usize, prompts: usize, sequences: usize) -> Waiting {
+        let on_target = OnTarget::default();
+        Waiting { prompt_rows, prompts, sequences, most: None, due: (0, f64::INFINITY), on_target }
+    }
+
     #[test]
     fn what_another_policy_drafted_is_not_charged() {
         let costs = [costs()];
@@ -576,14 +582,7 @@ mod tests {
         let costs = costs();
         let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
         let mut share = |prompts, sequences| {
-            let waiting = Waiting {
-                prompt_rows: 900,
-                prompts,
-                sequences,
-                most: None,
-                due: (0, f64::INFINITY),
-                on_target: OnTarget::default(),
-            };
+            let waiting = waiting(900, prompts, sequences);
             steering.look(&waiting, Some(&costs)).share
         };
         // Some 420 of 900 rows do not fit, less than a pass.
@@ -600,14 +599,7 @@ mod tests {
             let verify = PassCost::linear(24 * micros, micros, AttentionCost::default());
             let costs = PartitionCosts { verify, ..costs() };
             let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
-            let waiting = Waiting {
-                prompt_rows: prompts * rows,
-                prompts,
-                sequences: 32,
-                most: None,
-                due: (0, f64::INFINITY),
-                on_target: OnTarget::default(),
-            };
+            let waiting = waiting(prompts * rows, prompts, 32);
             steering.look(&waiting, Some(&costs)).share
         };
         let slow = share(1000, 10, 400);
@@ -624,14 +616,7 @@ mod tests {
         let mut steering = Steering::new(std::slice::from_ref(&costs), 8192);
         // Rows of a pass, what a row displaces, and how far rows wait for all that is short.
         let mut look = |prompts: usize, rows: usize, sequences| {
-            let waiting = Waiting {
-                prompt_rows: prompts * rows,
-                prompts,
-                sequences,
-                most: None,
-                due: (0, f64::INFINITY),
-                on_target: OnTarget::default(),
-            };
+            let waiting = waiting(prompts * rows, prompts, sequences);
             steering.look(&waiting, Some(&costs));
             (steering.view(true).pass_rows, steering.displaced().share, steering.waiting())
         };
@@ -653,14 +638,7 @@ mod tests {
     fn short_prompts_that_came_since_fill_the_pass_that_leaves() {
         let costs = costs();
         let mut steering = Steering::new(std::slice::from_ref(&costs), 8192);
-        let nothing = Waiting {
-            prompt_rows: 0,
-            prompts: 0,
-            sequences: 64,
-            most: None,
-            due: (0, f64::INFINITY),
-            on_target: OnTarget::default(),
-        };
+        let nothing = waiting(0, 0, 64);
         let mut filled = |prompts: usize, rows: usize, sized| {
             steering.tuned(sized);
             steering.look(&nothing, Some(&costs));
@@ -690,14 +668,7 @@ mod tests {
         let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
         steering.tuned(false);
         let mut share = |prompts: usize, rows: usize| {
-            let waiting = Waiting {
-                prompt_rows: prompts * rows,
-                prompts,
-                sequences: 64,
-                most: None,
-                due: (0, f64::INFINITY),
-                on_target: OnTarget::default(),
-            };
+            let waiting = waiting(prompts * rows, prompts, 64);
             steering.look(&waiting, Some(&costs)).share
         };
         let (long, short) = (share(1, 640), share(20, 32));
@@ -838,14 +809,7 @@ mod tests {
             let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
             let (sequences, reach) = (64, Reach { kv: 64_000, rows: 0 });
             for _ in 0..1000 {
-                let waiting = Waiting {
-                    prompt_rows: 100_000,
-                    prompts: 100,
-                    sequences,
-                    most: None,
-                    due: (0, f64::INFINITY),
-                    on_target: OnTarget::default(),
-                };
+                let waiting = waiting(100_000, 100, sequences);
                 let displaced = steering.look(&waiting, Some(&costs));
                 assert!(displaced.share >= MOST_DISPLACED, "{displaced:?}");
                 let rows = 2 * sequences;
