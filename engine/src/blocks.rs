@@ -424,32 +424,33 @@ impl BlockTable {
         whole + tokens
     }
 
-    /// Makes `other`, a table without blocks, another one of the same pool, of the first `tokens` positions: whole blocks are shared, and what the next
-    /// one holds of them is copied, as by [`BlockTable::copy_tail`]. Room is made for `room` positions. False, with nothing taken, if the pool has too
-    /// few blocks.
+    /// Makes `branch`, a table without blocks, the end of another way to go on behind the first `tokens` positions. It holds what is behind the whole
+    /// blocks of those, which stay this table's alone; what the block behind them holds is copied, as by [`BlockTable::copy_tail`]. Room is made up to
+    /// `room` positions. False, with nothing taken, if the pool has too few blocks.
     #[must_use]
-    pub(crate) fn fork(&self, tokens: usize, room: usize, other: &mut BlockTable) -> bool {
-        let whole = tokens / self.pool.block_size;
-        let own = room.div_ceil(self.pool.block_size).saturating_sub(whole);
-        if own > self.pool.free() {
+    pub(crate) fn fork(&self, tokens: usize, room: usize, branch: &mut BlockTable) -> bool {
+        let size = self.pool.block_size;
+        let whole = tokens / size;
+        branch.pool = self.pool.clone();
+        if !branch.grow(room.saturating_sub(whole * size)) {
             return false;
         }
-        other.pool = self.pool.clone();
-        // As much as this one will ever have, so that it never grows; no more, for the two may change places.
-        other.blocks.reserve_exact(self.blocks.capacity());
-        let state = &mut *self.pool.state.borrow_mut();
-        for &id in &self.blocks[..whole] {
-            state.hold(id);
-            other.blocks.push(id);
+        if !tokens.is_multiple_of(size) {
+            let (from, to) = (self.blocks[whole], branch.blocks[0]);
+            self.pool.state.borrow_mut().copies.push(BlockCopy { rank: self.pool.rank, from, to });
         }
-        other.blocks.extend((0..own).map_while(|_| state.take()));
-        if !tokens.is_multiple_of(self.pool.block_size) {
-            let (from, to) = (self.blocks[whole], other.blocks[whole]);
-            state.copies.push(BlockCopy { rank: self.pool.rank, from, to });
-        }
-        (other.registered, other.last_serial) = (self.registered.min(whole), self.last_serial);
-        (other.tail, other.salt) = (None, self.salt);
         true
+    }
+
+    /// Goes on as a branch that parted behind so many positions: its blocks take the place of this table's.
+    pub(crate) fn join(&mut self, tokens: usize, branch: &mut BlockTable) {
+        self.shrink(tokens / self.pool.block_size * self.pool.block_size);
+        self.blocks.append(&mut branch.blocks);
+    }
+
+    /// Are the whole blocks of so many positions there, for a branch that parted behind them?
+    pub(crate) fn bears(&self, tokens: usize) -> bool {
+        tokens / self.pool.block_size <= self.blocks.len()
     }
 
     /// Gives all blocks back; the cache has of them what it had.
@@ -573,6 +574,19 @@ impl BlockTable {
         let begin = out.len();
         let blocks = tokens.div_ceil(self.pool.block_size).min(self.blocks.len());
         out.extend_from_slice(&self.blocks[..blocks]);
+        begin..out.len()
+    }
+
+    /// Appends the block numbers of a branch that parted behind `tokens` positions, all that it has; the part of `out` they are.
+    pub(crate) fn append_branch_ids(
+        &self,
+        tokens: usize,
+        branch: &BlockTable,
+        out: &mut Vec<BlockId>,
+    ) -> Range<usize> {
+        let begin = out.len();
+        self.append_ids(tokens / self.pool.block_size * self.pool.block_size, out);
+        out.extend_from_slice(&branch.blocks);
         begin..out.len()
     }
 }

@@ -108,7 +108,7 @@ pub(crate) struct Outcome {
     pub(crate) at: usize,
     /// That token.
     pub(crate) token: TokenId,
-    /// The branch's KV in the draft's pool.
+    /// The branch's KV in the draft's pool, from where it parts on.
     pub(crate) kv: SequenceKv,
     /// What was drafted behind the token.
     pub(crate) proposals: VecDeque<Proposal>,
@@ -121,7 +121,8 @@ pub(crate) struct Outcome {
 impl Outcome {
     /// One of nothing yet, in this pool.
     fn empty(pool: &BlockPool) -> Outcome {
-        let kv = SequenceKv::empty(pool, 0);
+        let mut kv = SequenceKv::empty(pool, 0);
+        kv.table.reserve(PROPOSALS_ROOM);
         // They become the sequence's own.
         let proposals = VecDeque::with_capacity(PROPOSALS_ROOM);
         Outcome { at: 0, token: 0, kv, proposals, out: None, planned: (0, 0) }

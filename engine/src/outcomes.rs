@@ -8,7 +8,7 @@
 //!                         \------------- c2 ..     p2 is rejected
 //! ```
 //! Draft and target draw with the same noise, so the draft's next candidates are ranked by it: how often the target's token is one of them does
-//! not fall with temperature. Each branch has a block table of its own: whole blocks are shared up to where it parts, the one that it parts in is copied.
+//! not fall with temperature. A branch holds the blocks from where it parts, the first of them a copy; those before are its sequence's.
 //! The verdict picks its branch, whose proposals stand at once, and ends all others: in the table, in the queue, and between two steps on the lane.
 //!
 //! Two plans under a pass: a step of each sequence past its frontier, which brings the candidates there (and the KV of the proposals, of a draft that
@@ -72,7 +72,8 @@ impl Sequence {
         let taken = found.map(|found| self.outcomes[found].planned);
         if let Some(found) = found {
             let outcome = &mut self.outcomes[found];
-            std::mem::swap(&mut self.draft, &mut outcome.kv);
+            self.draft.table.join(at, &mut outcome.kv.table);
+            self.draft.computed = outcome.kv.computed;
             std::mem::swap(&mut self.proposals, &mut outcome.proposals);
             std::mem::swap(&mut self.draft_out, &mut outcome.out);
             self.epoch += 1;
@@ -291,7 +292,7 @@ impl Engine {
             steps,
             stop: wish.stop_of_outcome(sequence),
             rank: outcome.kv.table.rank(),
-            table: outcome.kv.table.append_ids(at + steps, &mut plan.blocks),
+            table: sequence.draft.table.append_branch_ids(at, &outcome.kv.table, &mut plan.blocks),
             features: 0..0,
             outcome: true,
         });

@@ -654,6 +654,8 @@ impl Sequence {
         assert!(!drafting && branches == 0 || draft.busy(), "{seq} is drafted for by nobody");
         assert!(self.verify_out.is_none() || verify.busy(), "{seq} is verified by nobody");
         assert!(self.outcomes.is_empty() || self.verify_out.is_some(), "{seq} prepares for no verdict");
+        let borne = self.outcomes.iter().all(|outcome| self.draft.table.bears(outcome.at));
+        assert!(borne, "{seq} has a branch whose beginning is gone");
         assert!(self.proposals.is_empty() || self.decoding(), "{seq} has proposals and no anchor");
         let idle = !drafting && self.verify_out.is_none() && self.proposals.is_empty();
         assert!(!waits || idle && self.target.table.is_empty(), "{seq} waits, and has something");

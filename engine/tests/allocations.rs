@@ -16,8 +16,8 @@ fn a_decision_in_the_steady_state_allocates_nothing() {
         (Policy::Faser, 1500),
         (Policy::Faser, 6000),
     ] {
-        for sequences in [1, 64] {
-            let mut load = Load::new(sequences, policy.clone(), step_us, true);
+        for (sequences, repeats) in [(1, true), (64, true), (1, false), (64, false)] {
+            let mut load = Load::new(sequences, policy.clone(), step_us, repeats);
             // Outputs are far from their ends: nobody comes and nobody goes. Buffers grow until lengths and pruning have settled, and with the
             // text, ever more rarely. Of branches there are as many buffers as were ever needed together.
             for _ in 0..if sequences == 1 { 2000 } else { 200 } {
@@ -33,7 +33,7 @@ fn a_decision_in_the_steady_state_allocates_nothing() {
             let allocated = (0..100).filter(|_| allocates()).count();
             assert_eq!(
                 allocated, 0,
-                "{policy} with {sequences} sequences, {step_us} us a step: of 100 rounds"
+                "{policy} with {sequences} sequences, {step_us} us a step, repeating {repeats}: of 100 rounds"
             );
             let prepared = load.totals().outcomes_drafted - prepared;
             let prepares = step_us > 1500 && sequences == 1;

@@ -18,6 +18,8 @@ pub(crate) struct Load {
     next_seq: u64,
     /// Of proposals and of what comes, if texts do not repeat themselves.
     next_token: Option<u32>,
+    /// What verdicts are drawn from.
+    dice: u32,
     /// What a draft step takes.
     step: Duration,
     /// The end of the last pass: one that works beside another takes no time of its own.
@@ -59,6 +61,7 @@ impl Load {
             commands: Vec::new(),
             next_seq: 0,
             next_token: (!repeats).then_some(1000),
+            dice: 1,
             step: Duration::from_micros(step_us),
             now: Duration::ZERO,
             results: VecDeque::new(),
@@ -107,7 +110,9 @@ impl Load {
                 Command::Draft(plan) => {
                     self.results.push_back(drafted(plan, self.step, &mut self.next_token));
                 }
-                Command::Verify(plan) => self.results.push_back(verified(plan, &mut self.next_token)),
+                Command::Verify(plan) => {
+                    self.results.push_back(verified(plan, &mut self.next_token, &mut self.dice))
+                }
                 Command::Finish { .. } => ended += 1,
                 Command::Emit { .. } | Command::Reject { .. } | Command::CancelChunk(_) => {}
             }
@@ -121,16 +126,20 @@ impl Load {
 
 fn drafted(mut plan: DraftPlan, step: Duration, next: &mut Option<u32>) -> Event {
     let alternatives: Alternatives = if plan.alternatives { (0..8).collect() } else { Alternatives::new() };
-    // The third is what comes after a rejection.
-    let candidates: Candidates =
-        if plan.candidates { (7..).take(CANDIDATES).collect() } else { Candidates::new() };
+    let wanted = if plan.candidates { CANDIDATES as u32 } else { 0 };
     for chunk in &plan.chunks {
-        let mut proposal = |i| Drafted {
-            token: fresh(next).unwrap_or((i % 7) as u32),
-            confidence: 0.8,
-            alternatives: alternatives.clone(),
-            candidates: candidates.clone(),
-            forced: false,
+        let mut proposal = |i| {
+            let repeated = (i % 7) as u32;
+            let token = fresh(next);
+            let candidates: Candidates =
+                (0..wanted).map(|rank| token.map_or(7 + rank, |token| candidate(token, rank))).collect();
+            Drafted {
+                token: token.unwrap_or(repeated),
+                confidence: 0.8,
+                alternatives: alternatives.clone(),
+                candidates,
+                forced: false,
+            }
         };
         plan.outcome.proposals.extend((0..chunk.steps).map(&mut proposal));
         plan.outcome.counts.push(chunk.steps);
@@ -147,10 +156,26 @@ fn fresh(next: &mut Option<u32>) -> Option<u32> {
     Some(*next)
 }
 
-/// Two of three proposals are accepted.
-fn verified(mut plan: VerifyPlan, next: &mut Option<u32>) -> Event {
+/// What the draft would have drawn in place of a fresh token, fresh too.
+fn candidate(token: u32, rank: u32) -> u32 {
+    token + ((rank + 1) << 28)
+}
+
+/// Three of four proposals of fresh tokens are accepted, two of three of others in each chunk; the draft's third candidate comes instead of the next.
+fn verified(mut plan: VerifyPlan, next: &mut Option<u32>, dice: &mut u32) -> Event {
     for chunk in &plan.chunks {
-        let (accepted, next) = (chunk.proposals * 2 / 3, chunk.sample.then(|| fresh(next).unwrap_or(9)));
+        let mut accepts = |_: &usize| {
+            *dice = dice.wrapping_mul(1664525).wrapping_add(1013904223);
+            *dice >> 30 != 0
+        };
+        let drawn = (0..chunk.proposals).take_while(&mut accepts).count();
+        let accepted = if next.is_some() { drawn } else { chunk.proposals * 2 / 3 };
+        let rejected = plan.tokens[chunk.rows.clone()].get(chunk.rows.len() - chunk.proposals + accepted);
+        let mut comes = || match (fresh(next), rejected) {
+            (Some(_), Some(&rejected)) => candidate(rejected, 2),
+            (fresh, _) => fresh.unwrap_or(9),
+        };
+        let next = chunk.sample.then(&mut comes);
         plan.outcome.verdicts.push(Verdict { accepted, next, ..Verdict::default() });
     }
     plan.outcome.margins.resize(plan.prune_checkpoints.len() * plan.tests.len(), 1.0);

@@ -496,31 +496,36 @@ proptest! {
 }
 
 #[test]
-fn a_fork_shares_whole_blocks_copies_the_one_it_parts_in_and_takes_all_or_nothing() {
+fn a_branch_holds_what_is_behind_where_it_parts_and_takes_all_or_nothing() {
     let pool = BlockPool::new(5, SIZE, true);
     let mut own = pool.table(3);
-    assert!(own.grow(10));
+    assert!(own.grow(14));
     own.register(&tokens(10), 8);
     let mut branch = pool.table(0);
-    // Room for a sixth block is not there.
-    assert!(!own.fork(9, 6 * SIZE, &mut branch));
-    assert!(branch.is_empty());
-    assert!(own.fork(9, 13, &mut branch));
-    let (ids, others) = (own.ids(10), branch.ids(13));
-    assert_eq!(others[..2], ids[..2]);
-    assert!(others[2] != ids[2] && pool.free() == 0);
+    // Room for two blocks is not there.
+    assert!(!own.fork(9, 4 * SIZE, &mut branch));
+    assert!(branch.is_empty() && pool.free() == 1);
+    assert!(own.fork(9, 12, &mut branch));
+    let (ids, mut plan) = (own.ids(14), vec![7]);
+    let range = own.append_branch_ids(9, &branch, &mut plan);
+    assert_eq!((range, &plan[1..3], pool.free()), (1..4, &ids[..2], 0));
+    assert!(!ids.contains(&plan[3]));
     let mut copies = Vec::new();
     pool.take_copies(&mut copies);
-    assert_eq!(copies, [BlockCopy { rank: 0, from: ids[2], to: others[2] }]);
-    // It goes on as the sequence would, in the cache too.
+    assert_eq!(copies, [BlockCopy { rank: 0, from: ids[2], to: plan[3] }]);
+    // The sequence goes on as the branch: what it had behind the place goes back, and the cache goes on where it stood.
+    own.join(9, &mut branch);
+    assert_eq!((own.ids(12), pool.free(), branch.is_empty()), (plan[1..].to_vec(), 2, true));
+    own.register(&tokens(13), 12);
+    assert!(own.bears(15) && !own.bears(16));
     drop(own);
-    assert_eq!((pool.free(), branch.cached_tokens()), (1, 8));
-    branch.register(&tokens(13), 12);
-    branch.clear();
     assert_eq!((pool.free(), pool.cached_tokens(&tokens(13), 3)), (5, 12));
     // At a border nothing is copied.
     let own = pool.table_for_prefix(&tokens(9), 3);
     assert!(own.fork(8, 9, &mut branch));
     pool.take_copies(&mut copies);
-    assert_eq!((copies.len(), branch.ids(9).len()), (1, 3));
+    assert_eq!((copies.len(), branch.held()), (1, 1));
+    branch.clear();
+    drop(own);
+    assert!(pool.view().whole());
 }
