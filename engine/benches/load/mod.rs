@@ -111,7 +111,7 @@ impl Load {
                     self.results.push_back(drafted(plan, self.step, &mut self.next_token));
                 }
                 Command::Verify(plan) => {
-                    self.results.push_back(verified(plan, &mut self.next_token, &mut self.dice))
+                    self.results.push_back(verified(plan, &mut self.next_token, &mut self.dice));
                 }
                 Command::Finish { .. } => ended += 1,
                 Command::Emit { .. } | Command::Reject { .. } | Command::CancelChunk(_) => {}
