@@ -578,9 +578,12 @@ impl Engine {
             let (own, rest) = proposals.split_at(count.min(proposals.len()));
             proposals = rest;
             let sequence = self.sequences.get_mut(&chunk.seq);
-            if !sequence.is_some_and(|sequence| sequence.drafted(place, own, keeps_proposals, &table)) {
-                self.totals.late_drafts += own.len() as u64;
-                self.totals.draft_steps_cancelled += (chunk.steps - own.len().min(chunk.steps)) as u64;
+            match sequence.and_then(|sequence| sequence.drafted(place, own, keeps_proposals, &table)) {
+                Some(hit) => self.totals.outcome_hits += u64::from(hit),
+                None => {
+                    self.totals.late_drafts += own.len() as u64;
+                    self.totals.draft_steps_cancelled += (chunk.steps - own.len().min(chunk.steps)) as u64;
+                }
             }
         }
         self.spent.0 = plan;

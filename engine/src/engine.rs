@@ -103,6 +103,8 @@ pub struct Engine {
     /// The plans that are out, as the cost tables see them.
     pub(crate) draft_shape: PassShape,
     pub(crate) verify_shape: PassShape,
+    /// The pass that is out has the whole device but for what the draft lane still does: no table says what that takes.
+    pub(crate) beside_drafts: bool,
     /// Rows of prompts that gave way to the proposals of the pass that is out.
     pub(crate) gave_way: usize,
     pub(crate) pruning: Pruning,
@@ -156,6 +158,7 @@ impl Engine {
             draft_order: Vec::new(),
             draft_shape: PassShape::default(),
             verify_shape: PassShape::default(),
+            beside_drafts: false,
             gave_way: 0,
             pruning: Pruning::new(
                 config.target_layers,
@@ -875,6 +878,55 @@ mod tests {
         };
         assert!(goes_on(0));
         assert!(!goes_on(2));
+    }
+
+    #[test]
+    fn a_pass_beside_what_the_draft_lane_still_does_teaches_nothing() {
+        let taught = |beside| {
+            let (mut engine, pass) = preparing();
+            let mut commands = Vec::new();
+            let mechanisms = Mechanisms { overlap: false, ..Mechanisms::default() };
+            let tuning = Tuning { mechanisms, ..engine.tuning().clone() };
+            engine.handle(engine.now, Event::Tune(tuning), &mut commands);
+            let mut now = engine.draft_due + Duration::from_millis(5);
+            engine.handle(now, Event::VerifyDone(pass), &mut commands);
+            let next = commands.drain(..).find_map(|command| match command {
+                Command::Verify(plan) => Some(plan),
+                _ => None,
+            });
+            let mut plan = next.expect("a pass left beside late drafts");
+            assert!(std::mem::replace(&mut engine.beside_drafts, beside));
+            let shape = engine.verify_shape;
+            let before = engine.planner.predicted_verify(&shape);
+            plan.outcome.took = 10 * before.expect("there are costs");
+            plan.outcome.verdicts = vec![Verdict { next: Some(8), ..Verdict::default() }; plan.chunks.len()];
+            now += plan.outcome.took;
+            engine.handle(now, Event::VerifyDone(plan), &mut commands);
+            engine.planner.predicted_verify(&shape) != before
+        };
+        assert!(!taught(true) && taught(false));
+    }
+
+    #[test]
+    fn whether_a_verdict_was_a_hit_is_counted_once_what_is_drafted_is_known() {
+        let hits = |token| {
+            let (mut engine, mut pass) = preparing();
+            // All of it is accepted; what is behind it is still drafted.
+            let sent = pass.chunks[0].proposals;
+            pass.outcome.verdicts[0] = Verdict { accepted: sent, next: Some(5), ..Verdict::default() };
+            let sequence = engine.sequences.get_mut(&SeqId(1)).expect("it runs");
+            sequence.proposals.truncate(sent);
+            let end = sequence.tokens.len() + sent;
+            sequence.draft_out = Some(crate::branch::DraftOut { end, chunk: 7 });
+            tell(&mut engine, Event::VerifyDone(pass));
+            let open = engine.view().totals;
+            let table = engine.calibrations[Source::Draft].table();
+            let sequence = engine.sequences.get_mut(&SeqId(1)).expect("it runs");
+            let drafted = [token, 6].map(|token| Drafted { token, ..Drafted::default() });
+            (open.outcome_verdicts, open.outcome_hits, sequence.drafted(7, &drafted, true, &table))
+        };
+        assert_eq!(hits(5), (1, 0, Some(true)));
+        assert_eq!(hits(4), (1, 0, Some(false)));
     }
 
     /// What the tables say of a verify pass and of a draft plan behind passes that take as long as they said, but that every fourth on each lane takes

@@ -674,7 +674,7 @@ impl Planner {
         cold && *in_a_row <= COLD_IN_A_ROW
     }
 
-    /// A verify pass was timed that is to teach nothing but where its round ended. What the tables say of it, if there are any.
+    /// A verify pass was timed that is to teach nothing but when its round ended. What the tables say of it, if there are any.
     pub(crate) fn timed_cold_verify(
         &mut self,
         shape: &PassShape,

@@ -89,6 +89,8 @@ pub(crate) struct Sequence {
     pub(crate) outcomes: Vec<Outcome>,
     /// Do its draws look at no token before but by the model?
     pub(crate) history_free: bool,
+    /// Its last verdict was prepared for, and what comes of the draft chunk that is out says whether rightly.
+    hit_open: bool,
     pub(crate) verify_out: Option<VerifyOut>,
     /// Generation of `proposals`: a result with another one is late and dropped.
     pub(crate) epoch: u32,
@@ -142,7 +144,7 @@ pub(crate) struct Committed {
     pub(crate) pruned_in_vain: bool,
     /// The epoch that a rejection ended.
     pub(crate) cancelled: Option<CancelledDrafts>,
-    /// Whether its proposals for what came were at hand, where any had been prepared.
+    /// Whether its proposals for what came were at hand, where any had been prepared; not yet, while they are drafted.
     pub(crate) hit: Option<bool>,
     /// The branch that took the place of what was drafted, by its draft plan and its place there.
     pub(crate) taken: Option<(u64, usize)>,
@@ -192,6 +194,7 @@ impl Sequence {
             draft_out: None,
             investment: Investment::default(),
             outcomes: Vec::new(),
+            hit_open: false,
             history_free: request.history_free,
             verify_out: None,
             epoch: 0,
@@ -468,27 +471,25 @@ impl Sequence {
         table.map(|calibrated| self.levels[Source::Draft].acceptance(calibrated))
     }
 
-    /// Takes in what came of a draft chunk that is out, by its place in the plan; `with_kv` if its proposals have KV, all but the last. False if nobody
+    /// Takes in what came of a draft chunk that is out, by its place in the plan; `with_kv` if its proposals have KV, all but the last. None if nobody
     /// waits for it. Verdicts may have come in between: proposals for positions that are committed by now must equal what is there, or all that
-    /// follows is worthless.
+    /// follows is worthless. True if that makes the last verdict a hit, which was open.
     pub(crate) fn drafted(
         &mut self,
         chunk: usize,
         drafted: &[Drafted],
         with_kv: bool,
         table: &AcceptanceTable,
-    ) -> bool {
+    ) -> Option<bool> {
         let level = &self.levels[Source::Draft];
         if let Some(outcome) = self.outcomes.iter_mut().find(|o| o.out.is_some_and(|out| out.chunk == chunk))
         {
             outcome.out = None;
             outcome.kv.computed = outcome.at + if with_kv { drafted.len() } else { drafted.len().min(1) };
             outcome.proposals.extend(drafted.iter().map(|drafted| Proposal::drafted(drafted, level, table)));
-            return true;
+            return Some(false);
         }
-        let Some(DraftOut { end, .. }) = self.draft_out.take_if(|out| out.chunk == chunk) else {
-            return false;
-        };
+        let DraftOut { end, .. } = self.draft_out.take_if(|out| out.chunk == chunk)?;
         let overtaken = self.known() - end;
         let agreed = drafted
             .iter()
@@ -497,12 +498,13 @@ impl Sequence {
             .count();
         let right = if agreed < overtaken { agreed } else { drafted.len() };
         let computed = end + if with_kv { right.min(drafted.len().saturating_sub(1)) } else { 0 };
+        let open = std::mem::take(&mut self.hit_open);
         if agreed == overtaken {
             let proposals = drafted.iter().skip(overtaken);
             self.proposals.extend(proposals.map(|drafted| Proposal::drafted(drafted, level, table)));
         }
         self.draft.advance(&self.tokens, computed);
-        true
+        Some(open && !self.proposals.is_empty())
     }
 
     /// What the verdict says of the draft: of the first `known` proposals, the first `accepted` of which were right.
@@ -538,7 +540,7 @@ impl Sequence {
     ) -> Committed {
         let mut done = Committed::default();
         let Some(VerifyOut { end, proposals: sent, .. }) = self.verify_out.take() else { return done };
-        self.asked = false;
+        (self.asked, self.hit_open) = (false, false);
         // What was not in the pass to its end counts as not sent.
         let verified = sent.saturating_sub(verdict.forbidden + verdict.pruned);
         let accepted = verdict.accepted.min(verified);
@@ -593,7 +595,8 @@ impl Sequence {
             }
             done.hit = prepared.then_some(done.taken.is_some());
         } else {
-            done.hit = prepared.then_some(!self.proposals.is_empty() || self.draft_out.is_some());
+            done.hit = prepared.then_some(!self.proposals.is_empty());
+            self.hit_open = prepared && self.proposals.is_empty() && self.draft_out.is_some();
             self.end_outcomes(spent);
         }
         self.draft.advance(&self.tokens, self.draft.computed);
@@ -704,6 +707,7 @@ impl Sequence {
         self.proposals.clear();
         self.outcomes.clear();
         self.draft_out = None;
+        self.hit_open = false;
         self.verify_out = None;
         self.asked = false;
         self.epoch += 1;

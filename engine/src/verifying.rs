@@ -7,7 +7,7 @@ use crate::branch::Proposal;
 use crate::cost::Reach;
 use crate::engine::{Engine, Scratch};
 use crate::plan::{CancelledChunk, LaneKind, PartitionId, Test, VerifyChunk, VerifyPlan};
-use crate::planner::{Batch, Leaving, PassShape, Prefill, Pruned, Speculated};
+use crate::planner::{Batch, Execution, Leaving, PassShape, Prefill, Pruned, Speculated};
 use crate::pruning::Prospect;
 use crate::request::{CANDIDATES, SeqId};
 use crate::sequence::{CancelledDrafts, Sequence, VerifyOut};
@@ -239,6 +239,7 @@ impl Engine {
         let leaving = Leaving { odds: &scratch.odds, most, rows, reach, past_rows, draft_busy };
         let execution = self.planner.execute(&batch, looks.then_some(&leaving));
         self.verify_shape.partition = execution.partition();
+        self.beside_drafts = draft_busy && execution == Execution::Serial;
     }
 
     /// Commits the accepted prefixes and next tokens of a finished pass.
@@ -258,7 +259,7 @@ impl Engine {
         let cold = self.planner.is_cold(LaneKind::Verify, plan.outcome.cold);
         let timed = match whole.rows {
             0 => None,
-            _ if cold => self.planner.timed_cold_verify(&whole, took, self.now),
+            _ if cold || self.beside_drafts => self.planner.timed_cold_verify(&whole, took, self.now),
             _ => self.planner.timed_verify(&whole, pruned, took, self.now),
         };
         // Rows that left cost what they took part in.

@@ -25,6 +25,9 @@ const LEAST_PREFILL: usize = 4;
 /// ones are the rows of many passes by chance.
 const WAITING_PASSES: f64 = 10.0;
 const WAITING_PROMPTS: f64 = 5.0;
+/// It is one as well where the rows of prompts take so many seconds: passes fill then, since somebody waits for a first token, and would for half as
+/// long again or, where those that decode fill short passes alone, for several times as long.
+const WAITING_S: f64 = 1.0;
 /// It grows with the prompts that wait for each sequence that decodes too, to one at so many: where passes are short, few rows are many prompts, and
 /// who decodes would be alone for long, with rows that nobody else could fill.
 const WAITING_EACH: f64 = 2.0;
@@ -257,8 +260,11 @@ impl Steering {
         (self.hurried, self.targeted) = (false, None);
         self.sequences = waiting.sequences;
         if let Some(PartitionCosts { verify, .. }) = costs {
-            // The smallest size, whatever share stood before: what fits decides on the share, and the share on the size.
-            let smallest = self.smallest_size();
+            let largest = self.sizes.at(1.0);
+            let row_s = verify.seconds(largest, Reach::NONE) / largest as f64;
+            let long = (waiting.prompt_rows as f64 * row_s / WAITING_S).min(1.0);
+            // Whatever share stood before: what fits decides on the share, and the share on the size.
+            let smallest = self.sizes.at(long);
             let (size, least) =
                 if self.sized { (smallest, smallest / LEAST_PREFILL) } else { (self.max_pass_rows, 0) };
             let fits = size.saturating_sub(waiting.sequences);
@@ -268,17 +274,15 @@ impl Steering {
             if waiting.most.is_none_or(|most| fits < most) {
                 let beyond = waiting.prompt_rows.saturating_sub(fits.max(least)) as f64;
                 let (each, short) = self.prompts_beyond(beyond, waiting.prompt_rows, waiting.prompts);
-                let size = self.sizes.at(1.0);
-                let row_s = verify.seconds(size, Reach::NONE) / size as f64;
                 let length = waiting.prompt_rows as f64 / waiting.prompts.max(1) as f64;
-                let rows_at_one = WAITING_PASSES * size as f64 + WAITING_PROMPTS * length;
+                let rows_at_one = WAITING_PASSES * largest as f64 + WAITING_PROMPTS * length;
                 // Else prompts get what they get, whatever is proposed.
                 let displaces = fits > least;
-                let waits = (beyond / rows_at_one).max(each).min(1.0);
+                let waits = (beyond / rows_at_one).max(beyond * row_s / WAITING_S).max(each).min(1.0);
                 self.waiting = if displaces { waits } else { 0.0 };
-                self.filling = self.waiting.max(short);
+                self.filling = self.waiting.max(short).max(long);
                 if displaces {
-                    let bound = verify.row_seconds(size) < BOUND * row_s;
+                    let bound = verify.row_seconds(largest) < BOUND * row_s;
                     let most = if bound { 1.0 } else { MOST_DISPLACED };
                     let hold_s = HOLD * verify.seconds(fits + waiting.sequences, Reach::NONE);
                     let fits = self.pass_rows().saturating_sub(waiting.sequences);
@@ -602,12 +606,33 @@ mod tests {
             let waiting = waiting(prompts * rows, prompts, 32);
             steering.look(&waiting, Some(&costs)).share
         };
-        let slow = share(1000, 10, 400);
+        let slow = share(50, 10, 400);
         assert!((0.3..0.8).contains(&slow), "{slow}");
         assert_eq!(share(5, 10, 400), slow);
         assert!(share(5, 40, 400) >= MOST_DISPLACED && share(5, 2, 2000) < slow);
         // One alone is never many.
-        assert!(share(5, 1, 100_000) < 1.0 / WAITING_PROMPTS);
+        assert!(share(1, 1, 100_000) < 1.0 / WAITING_PROMPTS);
+    }
+
+    #[test]
+    fn a_prompt_that_takes_seconds_fills_passes_also_where_sequences_fill_short_ones_alone() {
+        // Rows are nearly as cheap in passes of few.
+        let look = |row_us, rows, sequences| {
+            let point = |rows: usize| (rows, Duration::from_micros(row_us * (3 + rows as u64)));
+            let verify = PassCost::new(&(1..=512).map(point).collect::<Vec<_>>(), AttentionCost::default());
+            let costs = PartitionCosts { verify, ..costs() };
+            let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
+            steering.look(&waiting(rows, 1, sequences), Some(&costs));
+            (steering.view(true).pass_rows, steering.prefill_rows(sequences), steering.displaced().share)
+        };
+        let (smallest, _, share) = look(50, 1500, 4);
+        assert!(smallest < 20 && share < 0.2, "{smallest} {share}");
+        for sequences in [4, 16] {
+            let (rows, prompts, share) = look(5000, 1500, sequences);
+            assert!(rows > 64 && prompts == rows - sequences && share >= MOST_DISPLACED, "{rows} {share}");
+            // What takes no longer than a few passes is computed in short ones.
+            assert_eq!(look(5000, 40, sequences).0, smallest);
+        }
     }
 
     #[test]
@@ -631,7 +656,7 @@ mod tests {
         assert!((share - waits).abs() < 1e-9 && (as_long - long_waits).abs() < 1e-9, "{share} {as_long}");
         assert_eq!(look(1, fits + 20, 64).0, smallest);
         // Also where sequences leave prompts no more than they always get.
-        assert!(look(fits, 16, smallest).0 > smallest && look(2, 2000, smallest).0 == smallest);
+        assert!(look(fits, 16, smallest).0 > smallest && look(2, 1000, smallest).0 == smallest);
     }
 
     #[test]
