@@ -453,6 +453,11 @@ impl BlockTable {
         tokens / self.pool.block_size <= self.blocks.len()
     }
 
+    /// Has it none of another table's blocks?
+    pub(crate) fn is_apart(&self, other: &BlockTable) -> bool {
+        self.pool.rank != other.pool.rank || !other.blocks.iter().any(|id| self.blocks.contains(id))
+    }
+
     /// Gives all blocks back; the cache has of them what it had.
     pub(crate) fn clear(&mut self) {
         self.shrink(0);

@@ -548,7 +548,8 @@ impl Engine {
         let masked = plan.passes.is_one();
         let run = if masked { self.draft_shape.steps } else { steps };
         let shape = PassShape { steps: run, ..self.draft_shape };
-        let teaches = !self.planner.is_cold(LaneKind::Draft, outcome.cold);
+        let beside = self.beside_drafts && self.verify_lane.busy();
+        let teaches = !self.planner.is_cold(LaneKind::Draft, outcome.cold) && !beside;
         let believed_s = self.planner.waited_for_drafts(&shape, outcome.took, teaches);
         self.invest(&plan, &shape, believed_s);
         let PassShape { rows, sequences, .. } = self.draft_shape;

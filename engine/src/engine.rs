@@ -103,7 +103,7 @@ pub struct Engine {
     /// The plans that are out, as the cost tables see them.
     pub(crate) draft_shape: PassShape,
     pub(crate) verify_shape: PassShape,
-    /// The pass that is out has the whole device but for what the draft lane still does: no table says what that takes.
+    /// The pass that is out has the whole device but for what the draft lane still does: no table says what either takes. On two devices one does.
     pub(crate) beside_drafts: bool,
     /// Rows of prompts that gave way to the proposals of the pass that is out.
     pub(crate) gave_way: usize,

@@ -8,7 +8,7 @@
 //!                         \------------- c2 ..     p2 is rejected
 //! ```
 //! Draft and target draw with the same noise, so the draft's next candidates are ranked by it: how often the target's token is one of them does
-//! not fall with temperature. A branch holds the blocks from where it parts, the first of them a copy; those before are its sequence's.
+//! not fall with temperature. A branch holds the blocks from where it parts, the first a copy if that is inside one; those before are its sequence's.
 //! The verdict picks its branch, whose proposals stand at once, and ends all others: in the table, in the queue, and between two steps on the lane.
 //!
 //! Two plans under a pass: a step of each sequence past its frontier, which brings the candidates there (and the KV of the proposals, of a draft that

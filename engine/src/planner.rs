@@ -674,15 +674,18 @@ impl Planner {
         cold && *in_a_row <= COLD_IN_A_ROW
     }
 
-    /// A verify pass was timed that is to teach nothing but when its round ended. What the tables say of it, if there are any.
-    pub(crate) fn timed_cold_verify(
+    /// A verify pass was timed that is to teach the tables nothing. What they say of it, if there are any. If it was cold it took what it took; else it
+    /// is part of what its round took beyond them.
+    pub(crate) fn timed_and_not_taught(
         &mut self,
         shape: &PassShape,
+        cold: bool,
         took: Duration,
         now: Duration,
     ) -> Option<Duration> {
-        self.ended_round(shape, took, took, now);
-        self.predicted_verify(shape)
+        let predicted = self.predicted_verify(shape);
+        self.ended_round(shape, took, predicted.filter(|_| !cold).unwrap_or(took), now);
+        predicted
     }
 
     /// A round ended with a pass that took so long, and by the tables so long.

@@ -144,7 +144,7 @@ pub(crate) struct Committed {
     pub(crate) pruned_in_vain: bool,
     /// The epoch that a rejection ended.
     pub(crate) cancelled: Option<CancelledDrafts>,
-    /// Whether its proposals for what came were at hand, where any had been prepared; not yet, while they are drafted.
+    /// Whether its proposals for what came were at hand, where any had been prepared, or a branch for it; not yet, while its own are drafted.
     pub(crate) hit: Option<bool>,
     /// The branch that took the place of what was drafted, by its draft plan and its place there.
     pub(crate) taken: Option<(u64, usize)>,
@@ -657,8 +657,10 @@ impl Sequence {
         assert!(!drafting && branches == 0 || draft.busy(), "{seq} is drafted for by nobody");
         assert!(self.verify_out.is_none() || verify.busy(), "{seq} is verified by nobody");
         assert!(self.outcomes.is_empty() || self.verify_out.is_some(), "{seq} prepares for no verdict");
-        let borne = self.outcomes.iter().all(|outcome| self.draft.table.bears(outcome.at));
-        assert!(borne, "{seq} has a branch whose beginning is gone");
+        for outcome in &self.outcomes {
+            assert!(self.draft.table.bears(outcome.at), "{seq} has a branch whose beginning is gone");
+            assert!(self.draft.table.is_apart(&outcome.kv.table), "{seq} shares blocks with a branch");
+        }
         assert!(self.proposals.is_empty() || self.decoding(), "{seq} has proposals and no anchor");
         let idle = !drafting && self.verify_out.is_none() && self.proposals.is_empty();
         assert!(!waits || idle && self.target.table.is_empty(), "{seq} waits, and has something");

@@ -259,7 +259,9 @@ impl Engine {
         let cold = self.planner.is_cold(LaneKind::Verify, plan.outcome.cold);
         let timed = match whole.rows {
             0 => None,
-            _ if cold || self.beside_drafts => self.planner.timed_cold_verify(&whole, took, self.now),
+            _ if cold || self.beside_drafts => {
+                self.planner.timed_and_not_taught(&whole, cold, took, self.now)
+            }
             _ => self.planner.timed_verify(&whole, pruned, took, self.now),
         };
         // Rows that left cost what they took part in.

@@ -21,12 +21,13 @@ const TIGHT: f64 = 1.25;
 const LEAST_PREFILL: usize = 4;
 
 /// The displaced share is one where as many rows of prompts wait as so many passes of the best size have, and so many prompts of the mean length that
-/// is left. In seconds it would be another load on each machine: a pass takes 3 ms on one and 3 s on another. The prompts are there since a few long
-/// ones are the rows of many passes by chance.
+/// is left. In seconds alone it would be another load on each machine: a pass takes 3 ms on one and 3 s on another. The prompts are there since a few
+/// long ones are the rows of many passes by chance.
 const WAITING_PASSES: f64 = 10.0;
 const WAITING_PROMPTS: f64 = 5.0;
-/// It is one as well where the rows of prompts take so many seconds: passes fill then, since somebody waits for a first token, and would for half as
-/// long again or, where those that decode fill short passes alone, for several times as long.
+/// Where passes are sized it is one as well, and they have the last size, where the rows of prompts take so many seconds: somebody waits for a first
+/// token, and would for half as long again or, where those that decode fill short passes alone, for several times as long. Passes of 512 rows in 50 ms
+/// compute 10,000 rows by then.
 const WAITING_S: f64 = 1.0;
 /// It grows with the prompts that wait for each sequence that decodes too, to one at so many: where passes are short, few rows are many prompts, and
 /// who decodes would be alone for long, with rows that nobody else could fill.
@@ -262,11 +263,12 @@ impl Steering {
         if let Some(PartitionCosts { verify, .. }) = costs {
             let largest = self.sizes.at(1.0);
             let row_s = verify.seconds(largest, Reach::NONE) / largest as f64;
-            let long = (waiting.prompt_rows as f64 * row_s / WAITING_S).min(1.0);
+            let seconds = |rows: f64| if self.sized { (rows * row_s / WAITING_S).min(1.0) } else { 0.0 };
             // Whatever share stood before: what fits decides on the share, and the share on the size.
-            let smallest = self.sizes.at(long);
+            self.filling = seconds(waiting.prompt_rows as f64);
+            let sized = self.sizes.at(self.filling);
             let (size, least) =
-                if self.sized { (smallest, smallest / LEAST_PREFILL) } else { (self.max_pass_rows, 0) };
+                if self.sized { (sized, sized / LEAST_PREFILL) } else { (self.max_pass_rows, 0) };
             let fits = size.saturating_sub(waiting.sequences);
             let (due_rows, due_s) = waiting.due;
             let passes = due_rows.div_ceil(fits.max(least).max(1));
@@ -278,9 +280,10 @@ impl Steering {
                 let rows_at_one = WAITING_PASSES * largest as f64 + WAITING_PROMPTS * length;
                 // Else prompts get what they get, whatever is proposed.
                 let displaces = fits > least;
-                let waits = (beyond / rows_at_one).max(beyond * row_s / WAITING_S).max(each).min(1.0);
+                let waits = (beyond / rows_at_one).max(each).min(1.0);
                 self.waiting = if displaces { waits } else { 0.0 };
-                self.filling = self.waiting.max(short).max(long);
+                let late = seconds(beyond);
+                self.filling = self.filling.max(self.waiting).max(short);
                 if displaces {
                     let bound = verify.row_seconds(largest) < BOUND * row_s;
                     let most = if bound { 1.0 } else { MOST_DISPLACED };
@@ -288,7 +291,7 @@ impl Steering {
                     let fits = self.pass_rows().saturating_sub(waiting.sequences);
                     let left = waiting.prompt_rows.saturating_sub(fits) as f64 / beyond.max(1.0);
                     let price = if self.sized { SHORT_PRICE } else { 1.0 };
-                    let share = self.waiting.max(price * short * left.min(1.0)).min(most);
+                    let share = self.waiting.max(late).max(price * short * left.min(1.0)).min(most);
                     self.displaced = Displaced { row_s, share, hold_s };
                 }
             }
@@ -598,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_wait_as_far_on_a_fast_machine_as_on_a_slow_one_and_no_further_for_being_long() {
+    fn prompts_that_take_less_than_a_second_wait_as_far_on_each_machine_and_no_further_for_being_long() {
         let share = |micros: u64, prompts: usize, rows: usize| {
             let verify = PassCost::linear(24 * micros, micros, AttentionCost::default());
             let costs = PartitionCosts { verify, ..costs() };
@@ -636,6 +639,21 @@ mod tests {
     }
 
     #[test]
+    fn a_bound_on_rows_of_prompts_makes_no_pass_smaller_where_more_wait() {
+        let point = |rows: usize| (rows, Duration::from_millis(5 * (3 + rows as u64)));
+        let verify = PassCost::new(&(1..=512).map(point).collect::<Vec<_>>(), AttentionCost::default());
+        let costs = PartitionCosts { verify, ..costs() };
+        let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
+        let mut rows = |most| {
+            steering.look(&Waiting { most, ..waiting(15_000, 10, 4) }, Some(&costs));
+            steering.view(true).pass_rows
+        };
+        let whole = rows(None);
+        assert!(whole > 64, "{whole}");
+        assert_eq!(rows(Some(40)), whole);
+    }
+
+    #[test]
     fn a_few_short_prompts_fill_passes_and_long_ones_or_one_alone_do_not() {
         let costs = costs();
         let mut steering = Steering::new(std::slice::from_ref(&costs), 8192);
@@ -650,10 +668,10 @@ mod tests {
         let prompts = fits / 32 + 8;
         let (filled, share, waits) = look(prompts, 32, 64);
         assert!(filled > smallest && waits < 0.2, "{filled} {smallest} {waits}");
-        // They all fit then: nothing raises the price but how far rows wait, as with a long one of as many rows.
+        // They all fit then: nothing raises the price but how far rows wait; a long one of as many raises it less.
         let (long, as_long, long_waits) = look(1, prompts * 32, 64);
         assert!(long == smallest && long_waits < waits, "{long} {waits} {long_waits}");
-        assert!((share - waits).abs() < 1e-9 && (as_long - long_waits).abs() < 1e-9, "{share} {as_long}");
+        assert!((share - waits).abs() < 1e-9 && as_long < share, "{share} {as_long}");
         assert_eq!(look(1, fits + 20, 64).0, smallest);
         // Also where sequences leave prompts no more than they always get.
         assert!(look(fits, 16, smallest).0 > smallest && look(2, 1000, smallest).0 == smallest);

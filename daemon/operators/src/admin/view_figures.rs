@@ -17,6 +17,7 @@ pub(super) fn figures(then: &LoadView, now: &LoadView, window: Duration, replica
         let worked = of(after).saturating_sub(of(before)).as_secs_f64();
         (worked / (window.as_secs_f64() * replicas.max(1) as f64).max(1e-3)).min(1.0)
     };
+    let prepared = grown(|totals| totals.outcome_verdicts);
     let passes = grown(|totals| totals.target_passes);
     let proposed = grown(|totals| totals.draft_tokens);
     let k_histogram: Vec<u64> =
@@ -46,7 +47,8 @@ pub(super) fn figures(then: &LoadView, now: &LoadView, window: Duration, replica
         k_histogram,
         acceptance_by_position: (0..LENGTHS - 1).map(by_position).collect(),
         overlapped: share(grown(|totals| totals.overlapped_passes), passes),
-        outcome_hits: share(grown(|totals| totals.outcome_hits), grown(|totals| totals.outcome_verdicts)),
+        // A hit that was still drafted is counted when it comes, which may be later.
+        outcome_hits: share(grown(|totals| totals.outcome_hits).min(prepared), prepared),
         pruning: share(grown(|totals| totals.pruning_passes), passes),
         chunks_cancelled_per_s: per_s(|totals| totals.chunks_cancelled),
         rows_pruned_per_s: per_s(|totals| totals.rows_pruned),
