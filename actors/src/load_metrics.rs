@@ -14,7 +14,7 @@ type Value<T, V = LoadView> = fn(&V) -> T;
 /// A counter or gauge: its name, vLLM's names for it, what it shows, and its value.
 type Declared<T> = (&'static str, &'static [&'static str], &'static str, Value<T>);
 
-const COUNTERS: [Declared<u64>; 30] = [
+const COUNTERS: [Declared<u64>; 32] = [
     ("faser_requests_submitted_total", &[], "requests taken", |view| view.totals.submitted),
     ("faser_requests_refused_total", &[], "requests refused by the engine", |view| view.totals.refused),
     ("faser_requests_finished_total", &[], "requests ended by a stop token or their length", |view| {
@@ -99,7 +99,7 @@ const COUNTERS: [Declared<u64>; 30] = [
     (
         "faser_chunks_cancelled_total",
         &[],
-        "chunks drafted past the frontier that were cancelled by a rejection in front of them",
+        "chunks held back or being drafted that a verdict cancelled",
         |view| view.totals.chunks_cancelled,
     ),
     ("faser_overlapped_passes_total", &[], "verify passes beside which the draft lane was to work", |view| {
@@ -111,10 +111,25 @@ const COUNTERS: [Declared<u64>; 30] = [
     ("faser_outcome_verdicts_total", &[], "verdicts on chunks for which branches had been drafted", |view| {
         view.totals.outcome_verdicts
     }),
-    ("faser_outcome_hits_total", &[], "those that found their proposals at hand", |view| {
-        view.totals.outcome_hits
-    }),
-    ("faser_outcomes_taken_total", &[], "those that found them on a branch", |view| {
+    (
+        "faser_outcome_hits_total",
+        &[],
+        "those that found their proposals at hand, or a branch for what came",
+        |view| view.totals.outcome_hits,
+    ),
+    (
+        "faser_outcome_verdicts_drawn_total",
+        &[],
+        "of the verdicts, those on requests whose tokens are drawn at a temperature",
+        |view| view.totals.outcome_verdicts_drawn,
+    ),
+    (
+        "faser_outcome_hits_drawn_total",
+        &[],
+        "of the hits, those on requests whose tokens are drawn at a temperature",
+        |view| view.totals.outcome_hits_drawn,
+    ),
+    ("faser_outcomes_taken_total", &[], "hits that found them on a branch", |view| {
         view.totals.outcomes_taken
     }),
     ("faser_draft_steps_cancelled_total", &[], "draft steps of cancelled chunks that no lane ran", |view| {

@@ -241,6 +241,7 @@ impl Service {
             stop_tokens: stop_tokens.into(),
             prediction: prediction.into(),
             history_free: !sampling.reads_history() && constraint.is_none(),
+            draws: sampling.temperature > 0.0,
             whole_prompt: logprobs.as_ref().is_some_and(|collector| collector.wants_prompt()),
             handling,
         };

@@ -209,7 +209,9 @@ impl Watchdog {
                 },
                 _ = look.tick() => {
                     if !self.dispatcher.connected() {
-                        return Ended::DispatcherGone;
+                        // Whoever stops a service stops the dispatcher first.
+                        let stopped = tokio::time::timeout(LOOK_EVERY, &mut self.stop).await;
+                        return if stopped.is_ok() { Ended::Stop } else { Ended::DispatcherGone };
                     }
                     self.look_at(charge);
                 }

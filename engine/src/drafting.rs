@@ -579,8 +579,14 @@ impl Engine {
             let (own, rest) = proposals.split_at(count.min(proposals.len()));
             proposals = rest;
             let sequence = self.sequences.get_mut(&chunk.seq);
-            match sequence.and_then(|sequence| sequence.drafted(place, own, keeps_proposals, &table)) {
-                Some(hit) => self.totals.outcome_hits += u64::from(hit),
+            let taken_in = sequence.and_then(|sequence| {
+                Some((sequence.drafted(place, own, keeps_proposals, &table)?, sequence.draws))
+            });
+            match taken_in {
+                Some((hit, draws)) => {
+                    self.totals.outcome_hits += u64::from(hit);
+                    self.totals.outcome_hits_drawn += u64::from(hit && draws);
+                }
                 None => {
                     self.totals.late_drafts += own.len() as u64;
                     self.totals.draft_steps_cancelled += (chunk.steps - own.len().min(chunk.steps)) as u64;

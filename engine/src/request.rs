@@ -39,6 +39,8 @@ pub struct Request {
     pub prediction: Arc<[TokenId]>,
     /// What is drawn for it depends on the tokens before but by the model: by no penalty, no grammar, no ban on tokens in a row.
     pub history_free: bool,
+    /// Its tokens are drawn at a temperature, not the likeliest each. Counted apart, and no more.
+    pub draws: bool,
     /// Every row of the prompt is to be computed, none taken from the prefix cache: for what is asked of each of them.
     pub whole_prompt: bool,
     /// What the client wishes of its scheduling.
@@ -56,6 +58,7 @@ impl Request {
             stop_tokens: [].into(),
             prediction: [].into(),
             history_free: true,
+            draws: false,
             whole_prompt: false,
             handling: Handling::default(),
         }

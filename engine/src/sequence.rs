@@ -89,6 +89,8 @@ pub(crate) struct Sequence {
     pub(crate) outcomes: Vec<Outcome>,
     /// Do its draws look at no token before but by the model?
     pub(crate) history_free: bool,
+    /// Are its tokens drawn, not the likeliest each?
+    pub(crate) draws: bool,
     /// Its last verdict was prepared for, and what comes of the draft chunk that is out says whether rightly.
     hit_open: bool,
     pub(crate) verify_out: Option<VerifyOut>,
@@ -196,6 +198,7 @@ impl Sequence {
             outcomes: Vec::new(),
             hit_open: false,
             history_free: request.history_free,
+            draws: request.draws,
             verify_out: None,
             epoch: 0,
             levels: PerSource::default(),

@@ -334,6 +334,7 @@ impl Engine {
         let learning = (&mut self.calibrations, &mut self.worth);
         let done =
             sequence.verified(verdict, next, self.now, learning, (&mut self.ranks, &mut self.outcomes));
+        let draws = sequence.draws;
         let seq = chunk.seq;
         let step = self.draft_lane.outstanding();
         let ends = |chunk| Some(CancelledChunk { lane: LaneKind::Draft, step: step?, seq, chunk });
@@ -341,6 +342,8 @@ impl Engine {
         if let Some(hit) = done.hit {
             self.totals.outcome_verdicts += 1;
             self.totals.outcome_hits += u64::from(hit);
+            self.totals.outcome_verdicts_drawn += u64::from(draws);
+            self.totals.outcome_hits_drawn += u64::from(hit && draws);
             self.totals.outcomes_taken += u64::from(done.taken.is_some());
         }
         if let Some(rank) = done.rank {

@@ -312,7 +312,7 @@ sums! {
         pub draft_tokens: u64,
         /// Proposals that came too late: their sequence had moved on or ended.
         pub late_drafts: u64,
-        /// Chunks not sent yet, or being drafted, that a rejection in front of them cancelled.
+        /// Chunks held back or being drafted that a verdict cancelled: by a rejection in front of them, or by another token in the place of the first.
         pub chunks_cancelled: u64,
         /// Branches that were drafted for verdicts yet to come.
         pub outcomes_drafted: u64,
@@ -320,7 +320,11 @@ sums! {
         pub outcome_verdicts: u64,
         /// Those that found their proposals at hand.
         pub outcome_hits: u64,
-        /// Those for which that was a branch: what came was not what the draft had there.
+        /// Those verdicts that were of sequences whose tokens are drawn at a temperature.
+        pub outcome_verdicts_drawn: u64,
+        /// The hits among them.
+        pub outcome_hits_drawn: u64,
+        /// Hits for which that was a branch: what came was not what the draft had there.
         pub outcomes_taken: u64,
         /// Draft steps of cancelled chunks that no lane ran.
         pub draft_steps_cancelled: u64,

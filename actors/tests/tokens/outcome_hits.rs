@@ -66,6 +66,7 @@ fn hits(pair: &Pair, prompts: &[Vec<u32>], temperature: f32) -> (u64, u64) {
         let request = Request {
             handling,
             history_free: true,
+            draws: temperature > 0.0,
             ..Request::new(SeqId(seq), prompt.as_slice(), NEW_TOKENS)
         };
         let sampling = Sampling { temperature, seed: 7 + seq, ..Sampling::default() };
@@ -80,7 +81,10 @@ fn hits(pair: &Pair, prompts: &[Vec<u32>], temperature: f32) -> (u64, u64) {
     }
     rig.finish();
     let totals = rig.engine.view().totals;
-    (totals.outcome_verdicts, totals.outcome_hits)
+    let all = (totals.outcome_verdicts, totals.outcome_hits);
+    let drawn = (totals.outcome_verdicts_drawn, totals.outcome_hits_drawn);
+    assert_eq!(drawn, if temperature > 0.0 { all } else { (0, 0) });
+    all
 }
 
 #[test]

@@ -229,7 +229,7 @@ fn device(mut fields: Fields<'_>, model: &ModelSection, nodes: usize) -> Result<
     let draft_tensor_parallel = fields.size("draft_tensor_parallel", 1..=MOST_RANKS)?;
     let draft_placement = fields.word("draft_placement", &["first", "replicated", "own"])?;
     if draft_placement == Some("replicated") && draft_tensor_parallel.is_some_and(|ranks| ranks > 1) {
-        let problem = "`device.draft_placement: replicated` is a whole draft on every rank: leave this out";
+        let problem = "does not go with `device.draft_placement: replicated`, a whole draft on every rank: leave this out";
         return Err(fields.wrong("draft_tensor_parallel", problem));
     }
     let deadline = fields.whole("rank_deadline_s", 1..=3600)?;

@@ -340,9 +340,9 @@ impl SimArgs {
         if !(ratio(self.error) && (0.0..=1.0).contains(&self.noise)) {
             return wrong("--error must be 0.001 to 1000, and --noise 0 to 1");
         }
-        if self.head && self.draft_placement == "replicated" {
+        if self.head && self.draft_placement != "first" {
             return wrong(
-                "--draft-placement replicated is for draft models: a head reads what one GPU has of the target",
+                "--draft-placement replicated and own are for draft models: a head reads what one GPU has of the target",
             );
         }
         if !ratio(self.launches) {
