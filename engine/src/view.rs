@@ -318,7 +318,7 @@ sums! {
         pub outcomes_drafted: u64,
         /// Verdicts on chunks for which such branches had been drafted.
         pub outcome_verdicts: u64,
-        /// Those that found their proposals at hand.
+        /// Those that found their proposals at hand, or a branch for what came.
         pub outcome_hits: u64,
         /// Those verdicts that were of sequences whose tokens are drawn at a temperature.
         pub outcome_verdicts_drawn: u64,

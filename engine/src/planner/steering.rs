@@ -266,9 +266,9 @@ impl Steering {
             let seconds = |rows: f64| if self.sized { (rows * row_s / WAITING_S).min(1.0) } else { 0.0 };
             // Whatever share stood before: what fits decides on the share, and the share on the size.
             self.filling = seconds(waiting.prompt_rows as f64);
-            let sized = self.sizes.at(self.filling);
+            let least_size = self.sizes.at(self.filling);
             let (size, least) =
-                if self.sized { (sized, sized / LEAST_PREFILL) } else { (self.max_pass_rows, 0) };
+                if self.sized { (least_size, least_size / LEAST_PREFILL) } else { (self.max_pass_rows, 0) };
             let fits = size.saturating_sub(waiting.sequences);
             let (due_rows, due_s) = waiting.due;
             let passes = due_rows.div_ceil(fits.max(least).max(1));
