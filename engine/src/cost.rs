@@ -224,6 +224,16 @@ impl PassCost {
         (self.seconds(to, Reach::NONE) - self.seconds(from, Reach::NONE)) / (to - from) as f64
     }
 
+    /// Seconds by which a pass of `rows` rows is shorter for each of its last that it does without, where `least` stay in any case: without what is
+    /// behind the edge of a step that it ends at.
+    pub(crate) fn last_row_seconds(&self, rows: usize, least: usize) -> f64 {
+        let from = rows.saturating_sub((rows / 4).max(4)).max(least).max(1);
+        match rows.saturating_sub(from) {
+            0 => f64::INFINITY,
+            last => (self.seconds(rows, Reach::NONE) - self.seconds(from, Reach::NONE)) / last as f64,
+        }
+    }
+
     /// The smallest pass of at most `most` rows whose row costs no more than `slack` times the cheapest one's.
     pub(crate) fn best_size(&self, most: usize, slack: f64) -> usize {
         let row_s = |rows: usize| self.seconds(rows, Reach::NONE) / rows.max(1) as f64;

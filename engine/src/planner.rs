@@ -842,11 +842,15 @@ impl Planner {
         if !self.policy.traits().predicts {
             return self.policy.floor();
         }
-        // It ends drafting; what is verified of that is decided by what all rows cost. So the cheaper row counts, that of a pass without proposals, or
-        // with those that were planned.
-        let displaced = self.steering.displaced();
-        let of = |rows| budget::break_even_survival(rows, self.goodput, &self.partitions[0], &displaced);
-        of(self.rows).min(of(self.planned_rows))
+        // It ends drafting; what is verified of that is decided by what all rows cost. So the cheapest row counts: of a pass without proposals, of one with
+        // those that were planned, or the last of these. Where passes go by steps they end at the edge of one, behind which the next row is dear.
+        let verify = &self.partitions[0].verify;
+        let (rows, planned) = (self.rows, self.planned_rows);
+        let rows_s =
+            [verify.row_seconds(rows), verify.row_seconds(planned), verify.last_row_seconds(planned, rows)];
+        let row_s = rows_s.into_iter().fold(f64::INFINITY, f64::min);
+        let tokens = self.goodput * self.steering.displaced().price(row_s, 1);
+        (tokens as f32).clamp(NEGLIGIBLE, 1.0)
     }
 
     /// Is a step taken only if it pays by then? Where all proposals come from one pass there is nothing to end, and of several ranks that draft
@@ -932,6 +936,28 @@ mod tests {
         plan(&mut planner, &[Candidate::fresh(), Candidate::fresh()]);
         let price = planner.goodput;
         assert!(price > 0.0 && !plan(&mut planner, &[]) && planner.goodput == price);
+    }
+
+    #[test]
+    fn drafting_does_not_end_short_of_the_edge_that_was_planned_for() {
+        // Rows are dear up to 64, free up to 120, and dear again.
+        let points = [(1, 4), (16, 30), (64, 64), (120, 66), (128, 91), (256, 160)];
+        let points = points.map(|(rows, millis)| (rows, Duration::from_millis(millis)));
+        let verify = PassCost::new(&points, AttentionCost::default());
+        let draft = PassCost::linear(300, 180, AttentionCost::default());
+        let tuning = Tuning { policy: Policy::Faser, ..Tuning::default() };
+        let needs = DraftSource::model(512).needs();
+        let costs = vec![PartitionCosts { draft, verify }];
+        let mut planner = Planner::new(&tuning, costs, 512, (needs, 1));
+        let candidates = [Candidate { useful: 16, typical: 0.8, ..Candidate::fresh() }; 16];
+        let (prefill, displaced) = (Prefill::default(), Displaced::default());
+        let batch = Batch { candidates: &candidates, rows: 496, prefill, displaced };
+        let mut lengths = Vec::new();
+        planner.plan(&batch, &mut lengths);
+        let rows = 16 + lengths.iter().sum::<usize>();
+        assert!((96..=120).contains(&rows), "{lengths:?}");
+        // The survival of a fifth proposal of each.
+        assert!(planner.break_even_survival() < 0.1, "{}", planner.break_even_survival());
     }
 
     #[test]

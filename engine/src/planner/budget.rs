@@ -438,16 +438,6 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Survival from which on the marginal goodput of a further row, in a pass of about `rows` rows, is not below `goodput`.
-pub(super) fn break_even_survival(
-    rows: usize,
-    goodput: f64,
-    costs: &PartitionCosts,
-    displaced: &Displaced,
-) -> f32 {
-    (row_cost(rows, goodput, costs, displaced) as f32).clamp(NEGLIGIBLE, 1.0)
-}
-
 /// Tokens that a further row of a pass of about `rows` rows costs, at this goodput.
 pub(super) fn row_cost(rows: usize, goodput: f64, costs: &PartitionCosts, displaced: &Displaced) -> f64 {
     goodput * displaced.price(costs.verify.row_seconds(rows), 1)
