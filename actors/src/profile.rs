@@ -2,14 +2,14 @@
 //!
 //! Each lane of each partition runs passes of the row counts of `ROW_GRID` over rows without context, and passes with context
 //! to tell what attention adds, in a few rounds over all of them: a moment in which the machine is busy spoils one reading of each
-//! at most, and medians count. Long passes are run once. Then, for a while, rows between them are run where cost is no line. Where both lanes
-//! have the same SMs at once, each is measured while the other works.
+//! at most, and medians count. Long passes are run once. Then, for a while, rows between them are run where cost is no line, and at last both sides of
+//! each step once more. Where both lanes have the same SMs at once, each is measured while the other works.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID, refine};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost, ROW_GRID, confirm, refine};
 use faser_engine::{Admission, BlockId, SeqId, TokenId};
 use faser_kernels::Sampling;
 use faser_kernels::cuda::BLOCK_SIZE;
@@ -37,6 +37,8 @@ const REFINING: Duration = Duration::from_secs(2);
 const FIRST_LOOKS: usize = 24;
 /// No look begins after this.
 const REFINED: Duration = Duration::from_secs(8);
+/// Time for looking at both sides of steps once more.
+const CONFIRMING: Duration = Duration::from_secs(2);
 /// So often a lane over several nodes is tried.
 const NODE_TRIES: usize = 10;
 /// Rows of a sequence and context tokens of the pass that tells what attention costs. One sequence may leave most of a device idle, and tells how long attention
@@ -303,18 +305,21 @@ fn cost<B: LaneBackend>(lane: &mut TimedPasses<B>, most_rows: usize, context: us
     let [one, many] = [sequences, some].map(|rows| longer(rows).unwrap_or_default());
     let began = Instant::now();
     let mut looks = 0;
+    let mut look = |rows| {
+        if lane.first_is_cold() {
+            lane.told(rows, 0);
+            lane.run(rows, 0);
+        }
+        // A moment in which the machine is busy makes a bend where none is.
+        reading(lane, rows, 0).min(reading(lane, rows, 0))
+    };
     refine(&mut points, |rows| {
         let most = if looks < FIRST_LOOKS { REFINED } else { REFINING };
         looks += 1;
-        (began.elapsed() < most).then(|| {
-            if lane.first_is_cold() {
-                lane.told(rows, 0);
-                lane.run(rows, 0);
-            }
-            // A moment in which the machine is busy makes a bend where none is.
-            reading(lane, rows, 0).min(reading(lane, rows, 0))
-        })
+        (began.elapsed() < most).then(|| look(rows))
     });
+    let began = Instant::now();
+    confirm(&mut points, |rows| (began.elapsed() < CONFIRMING).then(|| look(rows)));
     if let Some(&(rows, time)) = points.iter().max() {
         // Beyond what was measured it grows with the rows.
         points.push((2 * rows, 2 * time));

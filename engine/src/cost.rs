@@ -363,6 +363,33 @@ pub fn refine(points: &mut Vec<(usize, Duration)>, mut measure: impl FnMut(usize
     }
 }
 
+/// Measures both sides of a step once more, right behind each other, the highest step first, until all that are left were seen so or `measure` has
+/// had enough. The lower times count. A machine that became slower, or was asked in another way, makes an edge where none is, and passes are planned to
+/// end at edges. It is a step where a row more costs more than those before it do in the mean.
+pub fn confirm(points: &mut [(usize, Duration)], mut measure: impl FnMut(usize) -> Option<Duration>) {
+    points.sort_unstable();
+    let mut steps: Vec<usize> = (1..points.len()).collect();
+    let height = |points: &[(usize, Duration)], high: usize| {
+        let [of_low, of_high] =
+            [high - 1, high].map(|i| points[i].1.as_secs_f64() / points[i].0.max(1) as f64);
+        of_high / of_low.max(f64::MIN_POSITIVE)
+    };
+    loop {
+        let highest = |&a: &usize, &b: &usize| {
+            height(points, steps[a]).total_cmp(&height(points, steps[b])).then(b.cmp(&a))
+        };
+        let Some(place) = (0..steps.len()).max_by(highest) else { return };
+        let high = steps.swap_remove(place);
+        if height(points, high) <= 1.0 {
+            return;
+        }
+        for (rows, time) in &mut points[high - 1..=high] {
+            let Some(again) = measure(*rows) else { return };
+            *time = again.min(*time);
+        }
+    }
+}
+
 /// Row counts between two that were measured.
 struct Gap {
     low: (usize, Duration),
@@ -445,6 +472,36 @@ mod tests {
         // Two rows took 40 ms: of them and those behind that took less, as many share a mean as must.
         let busy = [10, 40, 12, 14, 20, 30, 50, 90, 170, 330, 650, 1290];
         assert_eq!(points(busy), [10, 21, 21, 21, 21, 30, 50, 90, 170, 330, 650, 1290]);
+    }
+
+    #[test]
+    fn an_edge_that_a_slow_moment_made_goes_and_one_of_the_device_stays() {
+        let truth = |rows: usize| {
+            let time = Duration::from_micros(1000 + 10 * rows as u64);
+            if rows > 64 { 2 * time } else { time }
+        };
+        // What was run first, or in a slow moment, took half as long again.
+        let slow = [16, 32, 96, 100, 104];
+        let mut points: Vec<_> = [1, 8, 15, 16, 24, 31, 32, 64, 65, 90, 96, 100, 104, 128, 256]
+            .map(|rows| (rows, if slow.contains(&rows) { truth(rows).mul_f64(1.5) } else { truth(rows) }))
+            .to_vec();
+        let mut measured = 0;
+        confirm(&mut points, |rows| {
+            measured += 1;
+            Some(truth(rows))
+        });
+        for (rows, time) in &points {
+            assert_eq!(*time, truth(*rows), "{rows} rows");
+        }
+        assert!(measured <= 16, "{measured}");
+        // Nothing is higher than what was seen, and who has had enough is not asked again.
+        let mut twice = 0;
+        confirm(&mut points, |_| {
+            twice += 1;
+            None
+        });
+        assert_eq!(twice, 1);
+        confirm(&mut [], |_| None);
     }
 
     #[test]
