@@ -636,7 +636,7 @@ mod tests {
         let table = |ns| serde_json::json!({"draft": lane(ns / 10), "verify": lane(ns)});
         let key = serde_json::json!({"build": "debug", "max_rows": 96, "target": {"layers": 7}});
         let content = |tables: &[serde_json::Value]| {
-            serde_json::json!({"format": 7, "key": key, "measured_unix_s": 1, "tables": tables}).to_string()
+            serde_json::json!({"format": 8, "key": key, "measured_unix_s": 1, "tables": tables}).to_string()
         };
         let spec = |content: &str, more: &str| {
             std::fs::write(&file, content).unwrap();

@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn another_key_or_format_is_named() {
         assert_eq!(refused(|file| file["format"] = json!(9)), "it is of format 9, not 8");
-        assert_eq!(refused(|file| *file = json!([])), "it is of format null, not 7");
+        assert_eq!(refused(|file| *file = json!([])), "it is of format null, not 8");
         let hidden = refused(|file| file["key"]["models"]["hidden"] = json!(65));
         assert_eq!(hidden, "it is of something else: its key differs in `key.models.hidden`");
         assert_eq!(
