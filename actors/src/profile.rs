@@ -37,7 +37,7 @@ const REFINING: Duration = Duration::from_secs(2);
 const FIRST_LOOKS: usize = 24;
 /// No look begins after this.
 const REFINED: Duration = Duration::from_secs(8);
-/// Time for looking at both sides of steps once more.
+/// No look at the sides of a step begins after this.
 const CONFIRMING: Duration = Duration::from_secs(2);
 /// So often a lane over several nodes is tried.
 const NODE_TRIES: usize = 10;

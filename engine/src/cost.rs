@@ -224,10 +224,10 @@ impl PassCost {
         (self.seconds(to, Reach::NONE) - self.seconds(from, Reach::NONE)) / (to - from) as f64
     }
 
-    /// Seconds by which a pass of `rows` rows is shorter for each of its last that it does without, where `least` stay in any case: without what is
-    /// behind the edge of a step that it ends at.
-    pub(crate) fn last_row_seconds(&self, rows: usize, least: usize) -> f64 {
-        let from = rows.saturating_sub((rows / 4).max(4)).max(least).max(1);
+    /// Seconds that each of the last rows of a pass adds, in the mean of a quarter of its rows, but for those that it has `without` proposals; infinite
+    /// if there are no others. What is behind the edge of a step that it ends at is not in it.
+    pub(crate) fn last_row_seconds(&self, rows: usize, without: usize) -> f64 {
+        let from = rows.saturating_sub((rows / 4).max(4)).max(without).max(1);
         match rows.saturating_sub(from) {
             0 => f64::INFINITY,
             last => (self.seconds(rows, Reach::NONE) - self.seconds(from, Reach::NONE)) / last as f64,
@@ -363,9 +363,9 @@ pub fn refine(points: &mut Vec<(usize, Duration)>, mut measure: impl FnMut(usize
     }
 }
 
-/// Measures both sides of a step once more, right behind each other, the highest step first, until all that are left were seen so or `measure` has
-/// had enough. The lower times count. A machine that became slower, or was asked in another way, makes an edge where none is, and passes are planned to
-/// end at edges. It is a step where a row more costs more than those before it do in the mean.
+/// Measures both sides of a step once more, right behind each other, the highest step first, until none is left that was not seen so or `measure` has
+/// had enough. The lower times count, and no step is higher than it was then: a machine that became slower, or was asked in another way, makes an edge
+/// where none is, and passes are planned to end at edges. It is a step where time grows faster than the rows.
 pub fn confirm(points: &mut [(usize, Duration)], mut measure: impl FnMut(usize) -> Option<Duration>) {
     points.sort_unstable();
     let mut steps: Vec<usize> = (1..points.len()).collect();
@@ -375,17 +375,24 @@ pub fn confirm(points: &mut [(usize, Duration)], mut measure: impl FnMut(usize) 
         of_high / of_low.max(f64::MIN_POSITIVE)
     };
     loop {
-        let highest = |&a: &usize, &b: &usize| {
-            height(points, steps[a]).total_cmp(&height(points, steps[b])).then(b.cmp(&a))
-        };
-        let Some(place) = (0..steps.len()).max_by(highest) else { return };
-        let high = steps.swap_remove(place);
-        if height(points, high) <= 1.0 {
+        let heights = steps.iter().map(|&high| height(points, high)).enumerate();
+        let Some((place, highest)) = heights.max_by(|a, b| a.1.total_cmp(&b.1)) else { return };
+        if highest <= 1.0 + BENT {
             return;
         }
-        for (rows, time) in &mut points[high - 1..=high] {
-            let Some(again) = measure(*rows) else { return };
-            *time = again.min(*time);
+        let high = steps.swap_remove(place);
+        let Some(low_time) = measure(points[high - 1].0) else { return };
+        let Some(high_time) = measure(points[high].0) else { return };
+        let rise = (high_time.as_secs_f64() / low_time.as_secs_f64().max(LEAST_S)).max(1.0);
+        let [low, before] = [points[high - 1].1.min(low_time), points[high].1];
+        points[high - 1].1 = low;
+        points[high].1 = before.min(high_time).min(low.mul_f64(rise));
+        // The one behind it is higher now.
+        if points[high].1.mul_f64(1.0 + BENT) < before
+            && high + 1 < points.len()
+            && !steps.contains(&(high + 1))
+        {
+            steps.push(high + 1);
         }
     }
 }
@@ -480,28 +487,43 @@ mod tests {
             let time = Duration::from_micros(1000 + 10 * rows as u64);
             if rows > 64 { 2 * time } else { time }
         };
-        // What was run first, or in a slow moment, took half as long again.
-        let slow = [16, 32, 96, 100, 104];
-        let mut points: Vec<_> = [1, 8, 15, 16, 24, 31, 32, 64, 65, 90, 96, 100, 104, 128, 256]
-            .map(|rows| (rows, if slow.contains(&rows) { truth(rows).mul_f64(1.5) } else { truth(rows) }))
-            .to_vec();
-        let mut measured = 0;
-        confirm(&mut points, |rows| {
-            measured += 1;
-            Some(truth(rows))
-        });
-        for (rows, time) in &points {
-            assert_eq!(*time, truth(*rows), "{rows} rows");
+        let rows = [1, 8, 15, 16, 24, 31, 32, 64, 65, 90, 96, 100, 104, 128, 256];
+        let measured = |slow: &dyn Fn(usize) -> bool| {
+            rows.map(|rows| (rows, if slow(rows) { truth(rows).mul_f64(1.5) } else { truth(rows) }))
+        };
+        let off = |points: &[(usize, Duration)]| {
+            let off = |&(rows, time): &(usize, Duration)| {
+                (time.as_secs_f64() / truth(rows).as_secs_f64() - 1.0).abs()
+            };
+            points.iter().map(off).fold(0.0, f64::max)
+        };
+        // The machine was slow for a moment, or is since, and while it is asked again, or not.
+        let moment = [16, 32, 96, 100, 104];
+        let [some, since] = [measured(&|rows| moment.contains(&rows)), measured(&|rows| rows >= 90)];
+        for (points, now) in [(some, 1.0), (since, 1.0), (since, 1.5)] {
+            let (mut points, mut asked) = (points, 0);
+            assert!(off(&points) > 0.4);
+            confirm(&mut points, |rows| {
+                asked += 1;
+                Some(truth(rows).mul_f64(now))
+            });
+            assert!(off(&points) < 1e-6 && asked <= 24, "{now} {asked} {points:?}");
         }
-        assert!(measured <= 16, "{measured}");
-        // Nothing is higher than what was seen, and who has had enough is not asked again.
-        let mut twice = 0;
-        confirm(&mut points, |_| {
-            twice += 1;
-            None
+        // The highest is asked of first, and one side alone tells nothing.
+        let (mut points, mut asked) = (since, Vec::new());
+        confirm(&mut points, |rows| {
+            asked.push(rows);
+            (asked.len() == 1).then(|| truth(rows) / 2)
         });
-        assert_eq!(twice, 1);
-        confirm(&mut [], |_| None);
+        assert_eq!((asked, points), (vec![64, 65], since));
+    }
+
+    #[test]
+    fn where_time_grows_no_faster_than_rows_nothing_is_asked_again() {
+        let line = |rows: usize| (rows, Duration::from_micros(20 + 100 * rows as u64));
+        confirm(&mut [1, 2, 4, 8, 16, 17, 18, 64].map(line), |rows| panic!("{rows} rows"));
+        confirm(&mut [line(5)], |rows| panic!("{rows} rows"));
+        confirm(&mut [], |rows| panic!("{rows} rows"));
     }
 
     #[test]

@@ -874,7 +874,7 @@ impl Planner {
     }
 
     /// Steps that a sequence may draft beyond those that it is to have, where so many run and passes have so many rows. They end at an edge of
-    /// the pass: a row there takes longer than its draft step and twice what rows take thereabouts, by which the price that ends drafting goes.
+    /// the pass: a row there takes longer than its draft step and twice what rows take thereabouts.
     pub(crate) fn further_steps(&self, running: usize, most_rows: usize) -> usize {
         let Some(costs) = self.partitions.first().filter(|_| self.ends_drafting() && running == 1) else {
             return 0;
@@ -956,7 +956,7 @@ mod tests {
         planner.plan(&batch, &mut lengths);
         let rows = 16 + lengths.iter().sum::<usize>();
         assert!((96..=120).contains(&rows), "{lengths:?}");
-        // The survival of a fifth proposal of each.
+        // Less than a sixth proposal of each is expected to bring, where a row behind the edge would take four times as much.
         assert!(planner.break_even_survival() < 0.1, "{}", planner.break_even_survival());
     }
 
