@@ -113,7 +113,8 @@ impl Engine {
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
                 scratch.candidates.push(self.candidate(sequence, &costs));
-                if let Some(within_s) = sequence.round_within(self.now, usual) {
+                let to_come = self.to_come(sequence).max(1);
+                if let Some(within_s) = sequence.round_within(self.now, usual, to_come) {
                     on_target.decodes(within_s);
                 }
                 continue;

@@ -196,14 +196,22 @@ impl Planner {
             prepared: false,
             cold_in_a_row: [0; 2],
         };
-        planner.tune(tuning);
+        planner.begin();
         planner
     }
 
-    /// Decides by this from now on. Overlapped execution is decided on anew, by the next pass.
+    /// Decides by this from now on. Where that is not what it goes by, overlapped execution is decided on anew, by the next pass, and speculation
+    /// begins with credit.
     pub(crate) fn tune(&mut self, tuning: &Tuning) {
-        self.policy.clone_from(&tuning.policy);
-        (self.mechanisms, self.partition) = (tuning.mechanisms, tuning.partition);
+        let Tuning { policy, mechanisms, partition, .. } = tuning;
+        if (policy, mechanisms, partition) != (&self.policy, &self.mechanisms, &self.partition) {
+            self.policy.clone_from(policy);
+            (self.mechanisms, self.partition) = (*mechanisms, *partition);
+            self.begin();
+        }
+    }
+
+    fn begin(&mut self) {
         self.steering.tuned(self.predicts() && self.mechanisms.sizing);
         self.execution = Execution::Serial;
         self.ahead.forget();
@@ -220,9 +228,9 @@ impl Planner {
 
     /// Decides without a draft from now on, by what passes have taught of the target; the source needs this.
     pub(crate) fn without_drafts(&mut self, needs: SourceNeeds) {
-        (self.needs, self.budget, self.realised) = (needs, Budget::new(needs), Realised::default());
+        (self.needs, self.budget) = (needs, Budget::new(needs));
         self.partitions.iter_mut().for_each(|costs| costs.draft = PassCost::nothing());
-        self.ahead.forget();
+        self.begin();
     }
 
     pub(crate) fn policy(&self) -> &Policy {

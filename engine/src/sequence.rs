@@ -132,6 +132,8 @@ const MOST_WEIGHT: f32 = 4.0;
 
 /// A first token is late by far once it is late by so many times its target.
 const TOO_LATE: u32 = 8;
+/// One without a target is once it has waited so long.
+const UNTARGETED_LATE: Duration = Duration::from_secs(10);
 
 /// What a verdict did to a sequence.
 #[derive(Debug, Default)]
@@ -363,11 +365,11 @@ impl Sequence {
     }
 
     /// Seconds that a round may take for it to meet its target time per token, if it has one and goes on to get as many tokens a round as
-    /// up to now.
-    pub(crate) fn round_within(&self, now: Duration, usual: f64) -> Option<f64> {
+    /// up to now, so many more in all.
+    pub(crate) fn round_within(&self, now: Duration, usual: f64, to_come: usize) -> Option<f64> {
         let (tpot, first) = (self.handling.slo.tpot?, self.first_token?);
         let Usage { output_tokens, target_passes, .. } = self.usage;
-        let (done, to_come) = (output_tokens as f64, self.to_come() as f64);
+        let (done, to_come) = (output_tokens as f64, to_come as f64);
         let left_s = tpot.as_secs_f64() * (done - 1.0 + to_come) - now.saturating_sub(first).as_secs_f64();
         Some(left_s / to_come * ((done + usual) / (target_passes as f64 + 1.0)))
     }
@@ -383,9 +385,11 @@ impl Sequence {
         due.filter(|_| self.awaits_first_token())
     }
 
-    /// From when on its first token is late by far.
-    pub(crate) fn too_late(&self) -> Option<Duration> {
-        self.first_token_due().zip(self.handling.slo.ttft).map(|(due, ttft)| due + TOO_LATE * ttft)
+    /// From when on its first token is late by far; where some have `targets`, also that of a sequence without one.
+    pub(crate) fn too_late(&self, targets: bool) -> Option<Duration> {
+        let ttft = self.handling.slo.ttft;
+        let late = ttft.map_or(UNTARGETED_LATE, |ttft| ttft + TOO_LATE * ttft);
+        Some(self.submitted + late).filter(|_| self.awaits_first_token() && (targets || ttft.is_some()))
     }
 
     /// What a lane must know before the first chunk.

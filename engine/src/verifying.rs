@@ -136,10 +136,13 @@ impl Engine {
             let place = scratch.ids.partition_point(|other| order(other) <= order(seq));
             scratch.ids.insert(place, *seq);
         }
-        // Nobody starves: whoever is late by far, one at a time, has a part of the rows.
-        let too_late = |seq: &SeqId| self.sequences[seq].too_late().is_some_and(|late| late < self.now);
-        let overdue = scratch.ids.iter().copied().find(too_late);
-        let mut aside = overdue.map_or(0, |seq| self.sequences[&seq].uncomputed().min(rows_left / OVERDUE));
+        // Nobody starves: whoever is late by far, the longest first, has a part of the rows. Who has no target is, where others go before it for theirs.
+        let targets = scratch.ids.iter().any(|seq| self.sequences[seq].first_token_due().is_some());
+        let too_late = |seq: &SeqId| self.sequences[seq].too_late(targets).filter(|late| *late < self.now);
+        let overdue = scratch.ids.iter().filter_map(|seq| Some((too_late(seq)?, *seq))).min();
+        let overdue = overdue.map(|(_, seq)| seq);
+        let part = rows_left.div_ceil(OVERDUE);
+        let mut aside = overdue.map_or(0, |seq| self.sequences[&seq].uncomputed().min(part));
         rows_left -= aside;
         for &seq in &scratch.ids {
             if overdue == Some(seq) {
@@ -272,23 +275,22 @@ impl Engine {
             self.totals.verify_time_error += predicted.abs_diff(took);
             self.totals.verify_errors.count(predicted, took);
         }
-        for index in 0..plan.chunks.len().min(plan.outcome.verdicts.len()) {
-            self.verdict(&plan, index, out);
-        }
         let mut round = Speculated {
             rows: shape.rows,
             gave_way: self.gave_way,
             pass_s: timed.filter(|_| cold).unwrap_or(took).as_secs_f64(),
             ..Speculated::default()
         };
-        for (chunk, verdict) in plan.chunks.iter().zip(&plan.outcome.verdicts) {
+        for (index, (chunk, verdict)) in plan.chunks.iter().zip(&plan.outcome.verdicts).enumerate() {
+            let taken = self.verdict(&plan, index, out);
             round.proposals += chunk.proposals;
             round.proposed_context += chunk.proposals * chunk.start;
             if verdict.next.is_some() {
                 round.sequences += 1;
-                round.committed += 1 + verdict.accepted;
+                // Nobody gets what is accepted behind a stop token. The row of who has left, or stops at once, brought no more than without proposals.
+                round.committed += taken.max(1);
                 if let Some(sequence) = self.sequences.get_mut(&chunk.seq) {
-                    self.planner.returns(sequence.investment.settle(1 + verdict.accepted));
+                    self.planner.returns(sequence.investment.settle(taken.max(1)));
                 }
                 round.reach.kv += chunk.start + 1;
                 round.reach.rows += chunk.start + 1;
@@ -316,10 +318,11 @@ impl Engine {
         Pruned { rows, share_left: shares / rows.max(1) as f64 }
     }
 
-    fn verdict(&mut self, plan: &VerifyPlan, index: usize, out: &mut Vec<Command>) {
+    /// Hands a verdict to its sequence. The tokens that it took, a stop token among them.
+    fn verdict(&mut self, plan: &VerifyPlan, index: usize, out: &mut Vec<Command>) -> usize {
         let (chunk, verdict) = (&plan.chunks[index], &plan.outcome.verdicts[index]);
         let Some(sequence) = self.sequences.get_mut(&chunk.seq).filter(|s| s.epoch == chunk.epoch) else {
-            return;
+            return 0;
         };
         let Some(next) = verdict.next else {
             sequence.asked = false;
@@ -329,7 +332,7 @@ impl Engine {
                 sequence.features = sequence.target.computed;
             }
             self.totals.late_chunks += u64::from(verdict.late);
-            return;
+            return 0;
         };
         let learning = (&mut self.calibrations, &mut self.worth);
         let done =
@@ -382,6 +385,8 @@ impl Engine {
         self.totals.pruned_in_vain += u64::from(done.pruned_in_vain);
         self.totals.output_tokens += done.emitted.len() as u64;
         self.output_length.came(done.emitted.len());
+        let stopped = matches!(done.ended, Some(FinishReason::StopToken(_)));
+        let taken = done.emitted.len() + usize::from(stopped);
         if !done.emitted.is_empty() {
             out.push(Command::Emit { seq: chunk.seq, tokens: done.emitted });
         }
@@ -390,6 +395,7 @@ impl Engine {
             self.output_length.ended(reason != FinishReason::Length);
             self.finish(chunk.seq, reason, out);
         }
+        taken
     }
 }
 

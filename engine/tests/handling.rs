@@ -290,6 +290,27 @@ fn nobody_is_late_for_ever() {
     assert!(late.is_some_and(|late| late < Duration::from_millis(100)), "{late:?}");
 }
 
+#[test]
+fn who_has_no_target_is_not_late_for_ever_beside_those_that_have_one() {
+    let config = EngineConfig {
+        max_pass_rows: 6,
+        partitions: undivided((20, 1), (1000, 20)),
+        tuning: Tuning { max_running: 6, ..config(Policy::Budget).tuning },
+        target_blocks: 1024,
+        ..config(Policy::Budget)
+    };
+    let prompt = |seq: u32| [vec![seq / 2500, seq / 50 % 50, seq % 50], vec![1; 37]].concat();
+    // More prompts than can be computed, of which no target can be met; a pass has fewer rows than parts.
+    let arrivals = (0..3600).map(|seq| {
+        let slo = Slo { ttft: (seq != 5).then_some(Duration::from_millis(1)), tpot: None };
+        let request = request(seq, prompt(seq as u32), 1);
+        (Duration::from_millis(4) * seq as u32, Happening::Arrival(with_slo(slo, request)))
+    });
+    let report = run(&config, arrivals.collect());
+    let late = report.outcomes[&SeqId(5)].first_token_after;
+    assert!(late.is_some_and(|late| late < Duration::from_secs(11)), "{late:?}");
+}
+
 /// That others were cut off after two tokens says nothing of how much this one writes: its draft catches up with its prompt.
 #[test]
 fn requests_that_their_limit_cut_off_do_not_make_others_short() {

@@ -5,7 +5,11 @@ mod common;
 use common::{ATTENTION, VOCABULARY, at_once, config, partitions, request, undivided};
 use faser_engine::cost::{PartitionCosts, PassCost};
 use faser_engine::sim::{DeviceCosts, SimDevice, Simulation};
-use faser_engine::{Command, DraftSource, EngineConfig, LaneKind, Policy, Request, SeqId};
+use faser_engine::{
+    Command, DraftSource, Drafted, Engine, EngineConfig, Event, LaneKind, Policy, Request, SeqId, Tuning,
+    Verdict,
+};
+use std::time::Duration;
 
 /// The engine after an event.
 #[derive(Clone, Copy, Debug)]
@@ -104,4 +108,59 @@ fn dear_probes_are_rare() {
     let (cheap, dear) = (probes(500), probes(5000));
     assert!(dear >= 8 && cheap > 2 * dear, "{cheap} {dear}");
     assert!(cheap * 500 < 200_000 && dear * 5000 < 200_000, "more than 1 % of the time: {cheap} {dear}");
+}
+
+/// The credit after a sequence, alone, whose first round had all of its proposals accepted if `accepted`, or none: the first token that comes
+/// of it is its stop token. Then again after a tuning that decides nothing, and after another policy.
+fn credit_of_a_stop(accepted: bool) -> [f64; 3] {
+    const STOP: u32 = 9;
+    let config = config(Policy::Faser);
+    let tuning = config.tuning.clone();
+    let mut engine = Engine::new(config).expect("the configuration is sound");
+    let (mut commands, mut now) = (Vec::new(), Duration::ZERO);
+    let request = Request { stop_tokens: [STOP].into(), ..request(1, vec![1; 8], 100) };
+    engine.handle(now, Event::Submit(request), &mut commands);
+    let mut proposed = 0;
+    while let Some(command) = commands.pop() {
+        now += Duration::from_millis(1);
+        let event = match command {
+            Command::Draft(mut plan) => {
+                let steps = plan.chunks[0].steps;
+                let of = |_| Drafted { token: STOP, confidence: 0.9, ..Drafted::default() };
+                plan.outcome.proposals.extend((0..steps).map(of));
+                plan.outcome.counts.push(steps);
+                plan.outcome.took = Duration::from_millis(1);
+                Event::DraftDone(plan)
+            }
+            Command::Verify(mut plan) => {
+                let proposals = plan.chunks[0].proposals;
+                proposed += proposals;
+                let next = Some(if proposals > 0 { STOP } else { 2 });
+                let accepted = if accepted { proposals } else { 0 };
+                plan.outcome.verdicts.push(Verdict { accepted, next, ..Verdict::default() });
+                plan.outcome.took = Duration::from_millis(10);
+                Event::VerifyDone(plan)
+            }
+            _ => continue,
+        };
+        engine.handle(now, event, &mut commands);
+    }
+    assert!(proposed > 1, "{proposed}");
+    let mut after = |tuning: Tuning| {
+        engine.handle(now, Event::Tune(tuning), &mut commands);
+        engine.view().steering.credit_s
+    };
+    let before = after(tuning.clone());
+    [
+        before,
+        after(Tuning { max_waiting: 3, ..tuning.clone() }),
+        after(Tuning { policy: Policy::Budget, ..tuning }),
+    ]
+}
+
+#[test]
+fn what_is_accepted_behind_a_stop_token_is_no_gain_and_a_tuning_of_other_things_no_credit() {
+    let [all, none] = [true, false].map(credit_of_a_stop);
+    assert_eq!(all, none);
+    assert!(all[0] != 0.0 && all[1] == all[0] && all[2] == 0.0, "{all:?}");
 }

@@ -493,6 +493,10 @@ impl Account {
     /// speculation lost so many, or gained them if below 0.
     fn settle(&mut self, round_s: f64, pass_s: f64, lost_s: f64) {
         if self.pass_s == 0.0 {
+            // Prompts alone up to now: there is no mean pass to hold credit in.
+            if pass_s == 0.0 {
+                return;
+            }
             (self.pass_s, self.balance_s) = (pass_s, FIRST_CREDIT * pass_s);
         }
         if pass_s > 0.0 {
@@ -541,6 +545,17 @@ mod tests {
         steering.tuned(true);
         round(&mut steering, 4, 2);
         assert!(steering.speculates() && steering.view(true).credit_s > 0.0, "{:?}", steering.view(true));
+    }
+
+    #[test]
+    fn prompts_before_the_first_token_leave_the_account_as_it_is() {
+        let mut account = Account::default();
+        for _ in 0..3 {
+            account.settle(1.0, 0.0, 0.0);
+            assert_eq!((account.suspended, account.times), (false, 0));
+        }
+        account.settle(1.0, 0.1, 0.0);
+        assert!(account.balance_s > 0.0, "{account:?}");
     }
 
     #[test]
