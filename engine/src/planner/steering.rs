@@ -4,7 +4,7 @@
 //! the same rounds bring the same decisions, on a device and in the simulator.
 
 use super::budget::{Displaced, Prefill};
-use crate::cost::{PartitionCosts, Reach};
+use crate::cost::{PartitionCosts, PassCost, Reach};
 use crate::view::SteeringView;
 
 /// Sizes of a pass: up to which filling by what waits, and the smallest whose rows cost at most so many times those of the cheapest size. While
@@ -212,8 +212,10 @@ pub(super) struct Steering {
     invested_s: f64,
     /// Those that are to be settled with the next pass.
     returned_s: f64,
-    /// The same in the mean of rounds.
+    /// Seconds of draft plans that a round waits for, in the mean.
     draft_s: f64,
+    /// Seconds of the last round beyond them and the rows of its pass: attention of those that decode, and what lies between passes.
+    beside_s: f64,
     /// Sequences that decoded as the last round began.
     sequences: usize,
     /// Blocks of target KV are short: proposals get none.
@@ -229,6 +231,7 @@ impl Steering {
             hurried: false,
             targeted: None,
             draft_s: 0.0,
+            beside_s: 0.0,
             sequences: 0,
             kv_short: false,
             filling: 0.0,
@@ -272,7 +275,7 @@ impl Steering {
             let fits = size.saturating_sub(waiting.sequences);
             let (due_rows, due_s) = waiting.due;
             let passes = due_rows.div_ceil(fits.max(least).max(1));
-            self.hurried = self.sized && passes as f64 * verify.seconds(size, Reach::NONE) > due_s;
+            self.hurried = self.sized && passes as f64 * self.round_s(size, verify) > due_s;
             if waiting.most.is_none_or(|most| fits < most) {
                 let beyond = waiting.prompt_rows.saturating_sub(fits.max(least)) as f64;
                 let (each, short) = self.prompts_beyond(beyond, waiting.prompt_rows, waiting.prompts);
@@ -343,7 +346,7 @@ impl Steering {
         let sizes = [self.sizes.tight, small, middle, large, self.max_pass_rows];
         OnTarget {
             sizes: sizes.map(|size| (size, size.saturating_sub(self.sequences).max(size / LEAST_PREFILL))),
-            seconds: sizes.map(|size| self.draft_s + verify.seconds(size, Reach::NONE)),
+            seconds: sizes.map(|size| self.round_s(size, verify)),
             ..OnTarget::default()
         }
     }
@@ -370,20 +373,27 @@ impl Steering {
         Prefill { rows, pass_rows, least }
     }
 
-    /// Seconds until so many rows of prompts are computed beside those that decode.
-    pub(super) fn prefill_s(&self, rows: usize, costs: &PartitionCosts) -> f64 {
+    /// Seconds of a round whose verify pass has so many rows, beside those that decode now.
+    fn round_s(&self, rows: usize, verify: &PassCost) -> f64 {
+        self.draft_s + self.beside_s + verify.seconds(rows, Reach::NONE)
+    }
+
+    /// Seconds until so many rows of a prompt are computed beside those that decode.
+    pub(super) fn prefill_s(&self, rows: usize, PartitionCosts { verify, .. }: &PartitionCosts) -> f64 {
         let others = self.sequences;
         let fits = self.prefill_rows(others).min(self.max_pass_rows.saturating_sub(others)).max(1);
-        rows.div_ceil(fits) as f64 * costs.verify.seconds(others + rows.min(fits), Reach::NONE)
+        rows.div_ceil(fits) as f64 * self.round_s(others + rows.min(fits), verify)
+            + own_attention_s(rows, verify)
     }
 
     /// Seconds until so many rows of a prompt are computed, at most so many in a pass, if passes are filled beside those that decode.
     pub(super) fn least_prefill_s(&self, rows: usize, most: Option<usize>, costs: &PartitionCosts) -> f64 {
         let others = self.sequences;
         let fits = self.max_pass_rows.saturating_sub(others).min(most.unwrap_or(usize::MAX)).max(1);
-        let seconds = |rows| costs.verify.seconds(others + rows, Reach::NONE);
+        let seconds = |rows| self.round_s(others + rows, &costs.verify);
         let (full, rest) = (rows / fits, rows % fits);
-        full as f64 * seconds(fits) + if rest > 0 { seconds(rest) } else { 0.0 }
+        let passes_s = full as f64 * seconds(fits) + if rest > 0 { seconds(rest) } else { 0.0 };
+        passes_s + own_attention_s(rows, &costs.verify)
     }
 
     /// Rows of a pass that prompts fill while few wait.
@@ -459,6 +469,7 @@ impl Steering {
             + read_s
             + plain_between_s;
         let each_s = plain_s / round.sequences.max(1) as f64;
+        self.beside_s = read_s + plain_between_s + between_s;
         self.account.settle(drafted_s + round.pass_s, alone_s + read_s, took_s - more * each_s);
         plain_s + took_s - plain_between_s - between_s
     }
@@ -474,6 +485,11 @@ impl Steering {
             kv_short: self.kv_short,
         }
     }
+}
+
+/// Seconds that the rows of a prompt look at one another.
+fn own_attention_s(rows: usize, verify: &PassCost) -> f64 {
+    verify.attention_seconds(Reach { kv: 0, rows: rows * (rows / 2) })
 }
 
 /// What speculation may lose: credit grows with the time of rounds and with what speculation gains, and pays for what it loses. While the account
@@ -545,6 +561,32 @@ mod tests {
         steering.tuned(true);
         round(&mut steering, 4, 2);
         assert!(steering.speculates() && steering.view(true).credit_s > 0.0, "{:?}", steering.view(true));
+    }
+
+    #[test]
+    fn targets_count_attention_and_drafts() {
+        let attention = AttentionCost { per_kv_fs: 1_000_000_000, per_row_fs: 1_000_000_000 };
+        let costs = PartitionCosts {
+            draft: PassCost::linear(1000, 0, AttentionCost::default()),
+            verify: PassCost::linear(10_000, 0, attention),
+        };
+        let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
+        steering.tuned(true);
+        let met = |steering: &Steering, within_s| {
+            let mut on_target = steering.on_target(Some(&costs));
+            on_target.decodes(within_s);
+            on_target.met.iter().sum::<usize>()
+        };
+        assert!(met(&steering, 0.011) > 0 && met(&steering, 0.009) == 0);
+        let before_s = steering.prefill_s(100, &costs);
+        // Sequences of 5,000 tokens in all: their attention takes as long as the rows.
+        let reach = Reach { kv: 5000, rows: 5000 };
+        let round =
+            Speculated { rows: 4, sequences: 4, committed: 4, reach, pass_s: 0.02, ..Speculated::default() };
+        steering.verified(&round, &costs);
+        assert!(met(&steering, 0.011) == 0 && met(&steering, 0.021) > 0);
+        let later_s = steering.prefill_s(100, &costs);
+        assert!(later_s > before_s + 0.009, "{before_s} {later_s}");
     }
 
     #[test]
