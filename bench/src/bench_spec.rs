@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use faser_engine::K_LIMIT;
 use serde::{Serialize, Serializer};
 
-use crate::{BenchError, Prompts, Targets};
+use crate::{BenchError, MaxTokens, Prompts, Targets};
 
 /// The bound a request puts on its speculative length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub struct BenchSpec {
     /// Requests per run (one run is one concurrency, one k, one repeat).
     pub requests: usize,
     /// Output tokens asked for per request.
-    pub max_tokens: usize,
+    pub max_tokens: MaxTokens,
     /// Sampling temperature; 0 is greedy.
     pub temperature: f32,
     /// Runs of each combination; figures are medians over them.
@@ -92,7 +92,7 @@ impl BenchSpec {
             concurrency: vec![1],
             k: vec![KMax::ServerDefault],
             requests: 32,
-            max_tokens: 64,
+            max_tokens: MaxTokens::exactly(64),
             temperature: 0.0,
             repeats: 1,
             prompts: Prompts::BuiltIn,
@@ -119,9 +119,7 @@ impl BenchSpec {
         if self.k.is_empty() {
             return refuse("k must list at least one value, such as 0,2,4 or default");
         }
-        for (name, value) in
-            [("requests", self.requests), ("max_tokens", self.max_tokens), ("repeats", self.repeats)]
-        {
+        for (name, value) in [("requests", self.requests), ("repeats", self.repeats)] {
             if value == 0 {
                 return refuse(&format!("{name} must be at least 1"));
             }

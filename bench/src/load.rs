@@ -149,7 +149,7 @@ async fn one_run(
         while next.get() < requests {
             let index = next.replace(next.get() + 1);
             let prompt = &prompts[index % prompts.len()];
-            let answer = caller.complete(prompt, index as u64, k, caller.spec.max_tokens).await;
+            let answer = caller.complete(prompt, index as u64, k, caller.spec.max_tokens.of(index)).await;
             answers.borrow_mut().push((index, answer));
             let done = answers.borrow().len();
             (progress.borrow_mut())(Progress::RequestDone { done, of: requests });

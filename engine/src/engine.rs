@@ -499,10 +499,10 @@ impl Engine {
         }
         self.config.draft = DraftSource::Retired;
         self.config.partitions.iter_mut().for_each(|costs| costs.draft = PassCost::nothing());
-        self.planner.without_drafts(self.config.draft.needs());
-        self.planner.tune(&self.config.deciding(&self.tuning));
         // Pools are made anew, by that source, and so is what sequences hold of them.
         self.device_lost(LaneKind::Draft, out);
+        self.planner.without_drafts(self.config.draft.needs());
+        self.planner.tune(&self.config.deciding(&self.tuning));
         self.limit_k();
     }
 

@@ -132,7 +132,7 @@ const MOST_WEIGHT: f32 = 4.0;
 
 /// A first token is late by far once it is late by so many times its target.
 const TOO_LATE: u32 = 8;
-/// One without a target is once it has waited so long.
+/// A prompt without a target is late by far once it is so old.
 const UNTARGETED_LATE: Duration = Duration::from_secs(10);
 
 /// What a verdict did to a sequence.
@@ -385,11 +385,11 @@ impl Sequence {
         due.filter(|_| self.awaits_first_token())
     }
 
-    /// From when on its first token is late by far; where some have `targets`, also that of a sequence without one.
+    /// From when on its prompt is late by far, if its first token has a target; where others have `targets`, also if not, or no more.
     pub(crate) fn too_late(&self, targets: bool) -> Option<Duration> {
-        let ttft = self.handling.slo.ttft;
+        let ttft = self.handling.slo.ttft.filter(|_| self.awaits_first_token());
         let late = ttft.map_or(UNTARGETED_LATE, |ttft| ttft + TOO_LATE * ttft);
-        Some(self.submitted + late).filter(|_| self.awaits_first_token() && (targets || ttft.is_some()))
+        Some(self.submitted + late).filter(|_| targets || ttft.is_some())
     }
 
     /// What a lane must know before the first chunk.

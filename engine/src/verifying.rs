@@ -136,11 +136,12 @@ impl Engine {
             let place = scratch.ids.partition_point(|other| order(other) <= order(seq));
             scratch.ids.insert(place, *seq);
         }
-        // Nobody starves: whoever is late by far, the longest first, has a part of the rows. Who has no target is, where others go before it for theirs.
+        // Nobody starves behind equals: of the most urgent that are late by far, the one that is so the longest has a part of the rows. A prompt without
+        // a target counts as late after a while, where prompts with one go before it.
         let targets = scratch.ids.iter().any(|seq| self.sequences[seq].first_token_due().is_some());
         let too_late = |seq: &SeqId| self.sequences[seq].too_late(targets).filter(|late| *late < self.now);
-        let overdue = scratch.ids.iter().filter_map(|seq| Some((too_late(seq)?, *seq))).min();
-        let overdue = overdue.map(|(_, seq)| seq);
+        let lateness = |seq: &SeqId| Some((self.sequences[seq].priority(), too_late(seq)?, *seq));
+        let overdue = scratch.ids.iter().filter_map(lateness).min().map(|(_, _, seq)| seq);
         let part = rows_left.div_ceil(OVERDUE);
         let mut aside = overdue.map_or(0, |seq| self.sequences[&seq].uncomputed().min(part));
         rows_left -= aside;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use faser_bench::{BenchSpec, KMax, Progress, Prompts};
+use faser_bench::{BenchSpec, KMax, MaxTokens, Progress, Prompts};
 use faser_terminal::{println, writable, write_json};
 use faser_topology::CpuDevice;
 
@@ -35,9 +35,9 @@ pub struct BenchArgs {
     /// Requests per run.
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub requests: usize,
-    /// Tokens asked for per request.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub max_tokens: usize,
+    /// Tokens asked for per request; 32..96 gives each a number of its own between two, the same in every run.
+    #[arg(long, value_name = "N", default_value_t = MaxTokens::exactly(64))]
+    pub max_tokens: MaxTokens,
     /// 0 takes the likeliest token always.
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     pub temperature: f32,

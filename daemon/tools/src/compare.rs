@@ -13,7 +13,7 @@ use clap::Args;
 use faser_actors::{LaneSizes, Sampling, Service, ServiceSpec, Submission, Update, WatchdogConfig};
 use faser_bench::compare::{Comparison, Load, PassFigures, Run};
 use faser_bench::sim::Ablation;
-use faser_bench::{Answered, BenchError, Prompt, Prompts, Quantiles};
+use faser_bench::{Answered, BenchError, MaxTokens, Prompt, Prompts, Quantiles};
 use faser_config::raw::{ConfigSource, Document};
 use faser_config::{Config, ConfigError, ModelSource};
 use faser_engine::sim::Arrivals;
@@ -62,9 +62,9 @@ pub struct CompareArgs {
     /// Requests of a run with streams; two for each stream at least.
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub requests: usize,
-    /// Tokens each request gets.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub max_tokens: usize,
+    /// Tokens each request gets; 32..96 gives each a number of its own between two, the same in every run: requests of one length keep in step.
+    #[arg(long, value_name = "N", default_value_t = MaxTokens::exactly(64))]
+    pub max_tokens: MaxTokens,
     /// Prompts of so many random tokens. Without it: 32 for a synthetic pair, else openings of Rust documentation.
     #[arg(long, value_name = "N", conflicts_with = "prompts")]
     pub prompt_tokens: Option<usize>,
@@ -169,7 +169,6 @@ impl CompareArgs {
         let at_least_one = [
             ("--repeats", self.repeats),
             ("--requests", self.requests),
-            ("--max-tokens", self.max_tokens),
             ("--prompt-tokens", self.prompt_tokens.unwrap_or(1)),
             ("--burst-seconds", self.burst_seconds as usize),
             ("--streams", self.streams.iter().copied().min().unwrap_or(1)),
@@ -392,7 +391,7 @@ const WARM_UP_OF_BURSTS: usize = 16;
 /// Prompts by request, and what else a request says.
 pub(super) struct Requests {
     prompts: Vec<Vec<TokenId>>,
-    max_tokens: usize,
+    max_tokens: MaxTokens,
     slo: Slo,
     /// What the prompts are, in words.
     pub(super) spoken: String,
@@ -424,11 +423,11 @@ impl Requests {
         let prompts = source.load()?.into_iter().map(ids).collect::<Result<Vec<_>, _>>()?;
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
         let holds = pair.engine.max_context;
-        if longest + args.max_tokens > holds {
+        if longest.saturating_add(args.max_tokens.most()) > holds {
             return Err(BenchError::Spec(format!(
                 "a prompt of {longest} tokens and --max-tokens {} are more than the {holds} that a sequence may have \
                  (`scheduler.max_context`): lower --max-tokens, or shorten prompts by --prompt-tokens",
-                args.max_tokens
+                args.max_tokens.most()
             ))
             .into());
         }
@@ -441,7 +440,7 @@ impl Requests {
         Submission {
             prompt: self.prompts[request % self.prompts.len()].clone(),
             sampling: Sampling { temperature: 0.0, ..Sampling::default() },
-            max_new_tokens: self.max_tokens,
+            max_new_tokens: self.max_tokens.of(request),
             handling: Handling { slo: self.slo, ..Handling::default() },
             ..Submission::default()
         }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
-use faser_bench::BenchError;
+use faser_bench::{BenchError, MaxTokens};
 use faser_config::raw::Document;
 use faser_gpu_check as checks;
 use faser_gpu_check::{Bound, Check, CheckResult, Figure, Report, Setting, Verdict};
@@ -178,7 +178,7 @@ pub(super) fn policies(setting: &Setting, report: &mut Report<'_>) -> CheckResul
         burst_seconds: 1,
         repeats: setting.size(3, 1),
         requests: setting.size(16, 2),
-        max_tokens: setting.size(128, 4),
+        max_tokens: MaxTokens::exactly(setting.size(128, 4)),
         prompt_tokens: Some(setting.size(64, 5)),
         prompts: None,
         seed: 1,

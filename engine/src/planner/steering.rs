@@ -178,7 +178,7 @@ pub(crate) struct Speculated {
     pub(crate) sequences: usize,
     /// What their attention reads.
     pub(crate) reach: Reach,
-    /// Tokens that were verified: accepted proposals, and one of the target's own for each sequence.
+    /// Tokens that sequences took, a stop token among them; at least one each.
     pub(crate) committed: usize,
     /// Seconds that the pass took.
     pub(crate) pass_s: f64,
@@ -256,6 +256,7 @@ impl Steering {
         self.account = Account::default();
         (self.displaced, self.filling, self.waiting) = (Displaced::default(), 0.0, 0.0);
         (self.drafted_s, self.deferred_s, self.returned_s) = (0.0, 0.0, 0.0);
+        (self.draft_s, self.beside_s) = (0.0, 0.0);
     }
 
     /// Looks at what waits as a round begins. Without costs nothing is known of what it displaces.
@@ -375,15 +376,15 @@ impl Steering {
 
     /// Seconds of a round whose verify pass has so many rows, beside those that decode now.
     fn round_s(&self, rows: usize, verify: &PassCost) -> f64 {
-        self.draft_s + self.beside_s + verify.seconds(rows, Reach::NONE)
+        let beside_s = if self.sequences > 0 { self.draft_s + self.beside_s } else { 0.0 };
+        beside_s + verify.seconds(rows, Reach::NONE)
     }
 
-    /// Seconds until so many rows of a prompt are computed beside those that decode.
-    pub(super) fn prefill_s(&self, rows: usize, PartitionCosts { verify, .. }: &PartitionCosts) -> f64 {
+    /// Seconds until so many rows of prompts are computed beside those that decode, without what they look at themselves.
+    pub(super) fn prefill_s(&self, rows: usize, costs: &PartitionCosts) -> f64 {
         let others = self.sequences;
         let fits = self.prefill_rows(others).min(self.max_pass_rows.saturating_sub(others)).max(1);
-        rows.div_ceil(fits) as f64 * self.round_s(others + rows.min(fits), verify)
-            + own_attention_s(rows, verify)
+        rows.div_ceil(fits) as f64 * self.round_s(others + rows.min(fits), &costs.verify)
     }
 
     /// Seconds until so many rows of a prompt are computed, at most so many in a pass, if passes are filled beside those that decode.
@@ -392,8 +393,7 @@ impl Steering {
         let fits = self.max_pass_rows.saturating_sub(others).min(most.unwrap_or(usize::MAX)).max(1);
         let seconds = |rows| self.round_s(others + rows, &costs.verify);
         let (full, rest) = (rows / fits, rows % fits);
-        let passes_s = full as f64 * seconds(fits) + if rest > 0 { seconds(rest) } else { 0.0 };
-        passes_s + own_attention_s(rows, &costs.verify)
+        full as f64 * seconds(fits) + if rest > 0 { seconds(rest) } else { 0.0 }
     }
 
     /// Rows of a pass that prompts fill while few wait.
@@ -487,11 +487,6 @@ impl Steering {
     }
 }
 
-/// Seconds that the rows of a prompt look at one another.
-fn own_attention_s(rows: usize, verify: &PassCost) -> f64 {
-    verify.attention_seconds(Reach { kv: 0, rows: rows * (rows / 2) })
-}
-
 /// What speculation may lose: credit grows with the time of rounds and with what speculation gains, and pays for what it loses. While the account
 /// is empty nothing is proposed, so that the loss stays below the credit, whatever the draft does.
 #[derive(Debug, Default)]
@@ -564,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_count_attention_and_drafts() {
+    fn targets_count_drafts_and_the_attention_of_those_that_decode() {
         let attention = AttentionCost { per_kv_fs: 1_000_000_000, per_row_fs: 1_000_000_000 };
         let costs = PartitionCosts {
             draft: PassCost::linear(1000, 0, AttentionCost::default()),
@@ -572,21 +567,39 @@ mod tests {
         };
         let mut steering = Steering::new(std::slice::from_ref(&costs), 512);
         steering.tuned(true);
-        let met = |steering: &Steering, within_s| {
+        let waiting = waiting(600, 1, 4);
+        // Whether each of these would be in time: who decodes, by rounds; a prompt that takes two passes.
+        let in_time = |steering: &mut Steering, within_s| {
+            steering.look(&waiting, Some(&costs));
             let mut on_target = steering.on_target(Some(&costs));
             on_target.decodes(within_s);
-            on_target.met.iter().sum::<usize>()
+            let fills = steering.least_prefill_s(600, None, &costs) <= 2.0 * within_s;
+            (on_target.met.iter().sum::<usize>() > 0, fills)
         };
-        assert!(met(&steering, 0.011) > 0 && met(&steering, 0.009) == 0);
-        let before_s = steering.prefill_s(100, &costs);
+        assert_eq!(
+            [0.009, 0.011].map(|within_s| in_time(&mut steering, within_s)),
+            [(false, false), (true, true)]
+        );
         // Sequences of 5,000 tokens in all: their attention takes as long as the rows.
         let reach = Reach { kv: 5000, rows: 5000 };
         let round =
             Speculated { rows: 4, sequences: 4, committed: 4, reach, pass_s: 0.02, ..Speculated::default() };
         steering.verified(&round, &costs);
-        assert!(met(&steering, 0.011) == 0 && met(&steering, 0.021) > 0);
-        let later_s = steering.prefill_s(100, &costs);
-        assert!(later_s > before_s + 0.009, "{before_s} {later_s}");
+        assert_eq!(
+            [0.019, 0.021].map(|within_s| in_time(&mut steering, within_s)),
+            [(false, false), (true, true)]
+        );
+        for _ in 0..200 {
+            steering.drafted(0.01);
+            steering.verified(&round, &costs);
+        }
+        assert_eq!(
+            [0.029, 0.031].map(|within_s| in_time(&mut steering, within_s)),
+            [(false, false), (true, true)]
+        );
+        // Nobody decodes any more.
+        steering.look(&Waiting { sequences: 0, ..waiting }, Some(&costs));
+        assert!(steering.least_prefill_s(600, None, &costs) < 0.021);
     }
 
     #[test]

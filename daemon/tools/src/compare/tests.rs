@@ -66,8 +66,12 @@ fn without_a_draft_model_lengths_cannot_be_given() {
 #[test]
 fn requests_have_the_targets_that_answers_are_held_to() {
     let targets = args("--ttft-target 250 --tpot-target 20").unwrap().targets.targets().unwrap();
-    let requests =
-        Requests { prompts: vec![vec![1]], max_tokens: 3, slo: targets.slo(), spoken: String::new() };
+    let requests = Requests {
+        prompts: vec![vec![1]],
+        max_tokens: MaxTokens::exactly(3),
+        slo: targets.slo(),
+        spoken: String::new(),
+    };
     assert_eq!(requests.submission(0).handling.slo, targets.slo());
     let answer = |tokens: usize| Answer {
         latency: Duration::from_millis(290),
