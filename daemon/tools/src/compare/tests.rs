@@ -42,7 +42,6 @@ fn what_makes_no_sense_is_refused_by_its_flag() {
         ("--burst-seconds 0", "--burst-seconds must be at least 1"),
         ("--repeats 0", "--repeats must be at least 1"),
         ("--requests 0", "--requests must be at least 1"),
-        ("--max-tokens 0", "--max-tokens must be at least 1"),
         ("--prompt-tokens 0", "--prompt-tokens must be at least 1"),
         ("--tpot-target 0", "TPOT target"),
     ] {
@@ -50,6 +49,10 @@ fn what_makes_no_sense_is_refused_by_its_flag() {
         assert!(refused.contains(advice), "{line}: {refused}");
     }
     args("").unwrap().check(&config).unwrap();
+    for line in ["--max-tokens 0", "--max-tokens 9..3"] {
+        let refused = args(line).unwrap_err().to_string();
+        assert!(refused.contains("--max-tokens") && refused.contains("such as 32..96"), "{line}: {refused}");
+    }
 }
 
 #[test]
