@@ -25,7 +25,7 @@ impl MaxTokens {
     pub fn of(self, request: usize) -> usize {
         let mixed = (request as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         // The upper bits are evenly spread, over few requests too.
-        let place = u128::from(mixed) * (self.most - self.least + 1) as u128 >> 64;
+        let place = (u128::from(mixed) * (self.most - self.least + 1) as u128) >> 64;
         self.least + place as usize
     }
 
