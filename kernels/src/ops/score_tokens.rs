@@ -81,13 +81,15 @@ impl OverPanels for Score<'_> {
     unsafe fn in_tiles<S: Simd>(self, s: S, weights: &[bf16]) {
         use super::matmul::amx_strip::{halves, lay};
         use crate::memory::DEPTH;
-        use crate::simd::amx::{SUMS, TILE, one_block};
+        use crate::simd::amx::{SUMS, TILE, TileShapes, one_block};
         let steps = self.x.len().div_ceil(DEPTH);
         let words = steps * DEPTH / 2;
         let [packed, gathered, sums] = self.scratch.floats([words * TILE, words * PANEL, 2 * SUMS]);
-        let Some(sums) = sums.first_chunk_mut() else { return };
+        let (sums, _) = sums.as_chunks_mut();
         let (packed, gathered) = (halves(packed), halves(gathered));
         lay(s, self.x, packed, 0);
+        // SAFETY: `TILES` is true, and tiles are used for nothing else below.
+        let _shapes = unsafe { TileShapes::of_block(1) };
         for (tokens, out) in self.tokens.chunks(PANEL).zip(self.out.chunks_mut(PANEL)) {
             for (place, token) in tokens.iter().enumerate() {
                 let token = *token as usize;
@@ -97,10 +99,10 @@ impl OverPanels for Score<'_> {
                 to.zip(from).for_each(|(to, from)| to.copy_from_slice(from));
             }
             // SAFETY: one row of a block is packed, and one panel.
-            unsafe { one_block(1, steps, packed.as_ptr(), gathered.as_ptr(), sums) };
+            unsafe { one_block(steps, packed.as_ptr(), gathered.as_ptr(), sums) };
             // Sums of one row: 16 in the first tile, the others in the second.
             for (place, out) in out.iter_mut().enumerate() {
-                *out = sums[place / TILE * SUMS + place % TILE];
+                *out = sums.as_flattened()[place / TILE * SUMS + place % TILE];
             }
         }
     }

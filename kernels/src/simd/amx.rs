@@ -74,44 +74,54 @@ macro_rules! ahead {
     };
 }
 
-/// One block of `rows` rows times a panel: two tiles of sums.
+/// One block of rows times the panels that lie one behind the other, as many as there are sums: two tiles of sums for each. The tiles of one
+/// panel are stored while the next is multiplied.
 ///
 /// # Safety
-/// The machine [granted] it. `x` is `steps` steps of a block; so is the panel; `rows` is 1 to [`TILE`].
+/// Tiles are [`TileShapes::of_block`] of the block's rows. `x` is `steps` steps of it, one or more; so is each panel.
+#[inline(always)]
 pub(crate) unsafe fn one_block(
-    rows: usize,
     steps: usize,
     x: *const bf16,
-    panel: *const bf16,
-    sums: &mut [f32; 2 * SUMS],
+    panels: *const bf16,
+    sums: &mut [[f32; 2 * SUMS]],
 ) {
-    let config = config([rows, rows, rows, rows, TILE, TILE, TILE, TILE]);
-    // SAFETY: reads what the caller promises and the config, writes the sums.
+    debug_assert!(steps > 0);
+    if sums.is_empty() {
+        return;
+    }
+    // SAFETY: reads what the caller promises, writes the sums.
     unsafe {
         asm!(
-            "ldtilecfg [{config}]",
+            "3:",
+            "mov {next}, {x}",
+            "mov {left}, {steps}",
             "tilezero tmm0",
             "tilezero tmm1",
             "2:",
-            "tileloadd tmm2, [{x} + {row}*1]",
+            "tileloadd tmm2, [{next} + {row}*1]",
             "tileloadd tmm4, [{panel} + {row}*2]",
             "tdpbf16ps tmm0, tmm2, tmm4",
             "tileloadd tmm5, [{panel} + {row}*2 + 64]",
             "tdpbf16ps tmm1, tmm2, tmm5",
             ahead!("panel"),
-            "add {x}, 1024",
+            "add {next}, 1024",
             "add {panel}, 2048",
-            "dec {steps}",
+            "dec {left}",
             "jnz 2b",
             "tilestored [{sums} + {row}*1], tmm0",
             "tilestored [{sums} + {row}*1 + 1024], tmm1",
-            "tilerelease",
-            config = in(reg) &raw const config,
+            "add {sums}, 2048",
+            "dec {panels}",
+            "jnz 3b",
             row = in(reg) 64_usize,
-            x = inout(reg) x => _,
-            panel = inout(reg) panel => _,
-            steps = inout(reg) steps => _,
-            sums = in(reg) sums.as_mut_ptr(),
+            x = in(reg) x,
+            next = out(reg) _,
+            steps = in(reg) steps,
+            left = out(reg) _,
+            panel = inout(reg) panels => _,
+            panels = inout(reg) sums.len() => _,
+            sums = inout(reg) sums.as_mut_ptr() => _,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
@@ -192,15 +202,24 @@ pub(crate) unsafe fn two_blocks(
     }
 }
 
-/// The tiles of this thread are set up for [`products_of_bytes`] until this is dropped.
-pub(crate) struct ForBytes(());
+/// The tiles of this thread have the shapes that one of this file's functions needs, until this is dropped.
+pub(crate) struct TileShapes(());
 
-impl ForBytes {
-    /// For so many rows, up to [`TILE`].
+impl TileShapes {
+    /// For [`one_block`] of so many rows, 1 to [`TILE`].
     ///
     /// # Safety
     /// The machine [granted] it; no other function of this file but that is called before the drop.
-    pub(crate) unsafe fn set_up(rows: usize) -> ForBytes {
+    pub(crate) unsafe fn of_block(rows: usize) -> TileShapes {
+        // SAFETY: the caller's promise.
+        unsafe { TileShapes::load(&config([rows, rows, rows, rows, TILE, TILE, TILE, TILE])) }
+    }
+
+    /// For [`products_of_bytes`] of so many rows, 1 to [`TILE`].
+    ///
+    /// # Safety
+    /// As for [`TileShapes::of_block`].
+    pub(crate) unsafe fn of_bytes(rows: usize) -> TileShapes {
         let (sums, activations, weights) = ((rows, 64), (rows, 32), (8, 64));
         let mut config = config([TILE; 8]);
         for (tile, (rows, bytes)) in
@@ -208,15 +227,22 @@ impl ForBytes {
         {
             (config.rows[tile], config.row_bytes[tile]) = (rows as u8, bytes);
         }
+        // SAFETY: the caller's promise.
+        unsafe { TileShapes::load(&config) }
+    }
+
+    /// # Safety
+    /// The machine [granted] it.
+    unsafe fn load(config: &Config) -> TileShapes {
         // SAFETY: reads the config.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack)) };
-        ForBytes(())
+        unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack)) };
+        TileShapes(())
     }
 }
 
-impl Drop for ForBytes {
+impl Drop for TileShapes {
     fn drop(&mut self) {
-        // SAFETY: undoes what `set_up` did.
+        // SAFETY: undoes what `load` did.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
@@ -224,7 +250,7 @@ impl Drop for ForBytes {
 /// Whole-numbered dot products of one step: some rows by 16 outputs for each of its two blocks of 32 inputs, [`SUMS`] apart.
 ///
 /// # Safety
-/// Tiles are [`ForBytes`] of `rows`. `x` is `[2][rows][32]` signed bytes; `weights` are `[2][8][16]` words, four signed bytes each; `dots` has
+/// Tiles are [`TileShapes::of_bytes`] of `rows`. `x` is `[2][rows][32]` signed bytes; `weights` are `[2][8][16]` words, four signed bytes each; `dots` has
 /// room for two tiles.
 #[inline(always)]
 pub(crate) unsafe fn products_of_bytes(rows: usize, x: *const u8, weights: *const u8, dots: *mut u32) {

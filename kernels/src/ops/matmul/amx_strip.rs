@@ -3,7 +3,7 @@
 use super::strip::{Job, Strips};
 use crate::memory::{DEPTH, PANEL};
 use crate::simd::Simd;
-use crate::simd::amx::{SUMS, Soon, TILE, one_block, two_blocks};
+use crate::simd::amx::{SUMS, Soon, TILE, TileShapes, one_block, two_blocks};
 use half::bf16;
 use std::ops::Range;
 
@@ -18,7 +18,8 @@ pub(super) unsafe fn compute<S: Simd>(s: S, strips: Strips<'_>, weights: &[bf16]
     let block = steps * TILE * DEPTH;
     let pairs = rows.len().saturating_sub(TILE).div_ceil(2 * TILE);
     let packed_len = rows.len().div_ceil(TILE) * block / 2;
-    let [packed, sums, room] = scratch.floats([packed_len, pairs.max(1) * 4 * SUMS, job.w.in_features()]);
+    let sums = 2 * SUMS * if pairs == 0 { GROUP } else { 2 * pairs };
+    let [packed, sums, room] = scratch.floats([packed_len, sums, job.w.in_features()]);
     let packed = halves(packed);
     if fresh {
         for (rows, packed) in blocks(rows.clone(), TILE).zip(packed.chunks_exact_mut(block)) {
@@ -27,20 +28,26 @@ pub(super) unsafe fn compute<S: Simd>(s: S, strips: Strips<'_>, weights: &[bf16]
             }
         }
     }
-    let (sums, _) = sums.as_chunks_mut();
     let tiles = Tiles { s, job, weights, end: outputs.end };
-    let alone = rows.start + pairs * 2 * TILE;
+    let alone = rows.start + pairs * 2 * TILE..rows.end;
+    let last = packed[pairs * 2 * block..].as_ptr();
     // SAFETY: blocks are packed above, for `steps`; the rest is the caller's promise.
     unsafe {
+        if pairs == 0 {
+            return tiles.alone(outputs, &alone, last, sums.as_chunks_mut().0);
+        }
         for first in outputs.step_by(PANEL) {
-            tiles.pairs(first, rows.start..rows.end.min(alone), packed, sums);
-            if alone < rows.end {
-                tiles.alone(first, &(alone..rows.end), packed[pairs * 2 * block..].as_ptr(), &mut sums[0]);
+            tiles.pairs(first, rows.start..rows.end.min(alone.start), packed, sums.as_chunks_mut().0);
+            if !alone.is_empty() {
+                let outputs = first..tiles.end.min(first + PANEL);
+                tiles.alone(outputs, &alone, last, &mut sums.as_chunks_mut().0[..1]);
             }
         }
     }
 }
 
+/// Panels at most whose sums a block has at once: they, and the outputs that they become, stay in the nearest cache.
+const GROUP: usize = 4;
 /// Steps of a panel that all rows go through before the next: they stay in the cache.
 const RUN: usize = 32;
 /// Weights of a line of memory, and lines of a step of a panel.
@@ -88,18 +95,29 @@ impl<S: Simd> Tiles<'_, S, bf16> {
         self.job.w.panel_len() / (PANEL * DEPTH)
     }
 
-    /// One block of rows times a panel.
+    /// One block of rows times the panels of some outputs, as many at a time as there are sums.
     ///
     /// # Safety
-    /// As for [`compute`]; `x` is the packed block.
+    /// As for [`compute`]; `x` is the packed block, of one row at least.
     #[inline(always)]
-    unsafe fn alone(&self, first: usize, rows: &Range<usize>, x: *const bf16, sums: &mut [f32; 4 * SUMS]) {
-        self.job.soon_written(self.s, rows, first..self.end.min(first + PANEL));
-        let Some(sums) = sums.first_chunk_mut() else { return };
-        // SAFETY: the panel is a slice of `steps` steps.
-        unsafe {
-            one_block(rows.len(), self.steps(), x, self.panel(first).as_ptr(), sums);
-            self.finish(rows, first, sums);
+    unsafe fn alone(
+        &self,
+        outputs: Range<usize>,
+        rows: &Range<usize>,
+        x: *const bf16,
+        sums: &mut [[f32; 2 * SUMS]],
+    ) {
+        // SAFETY: `TILES` is true, and tiles are used for nothing else below.
+        let _shapes = unsafe { TileShapes::of_block(rows.len()) };
+        for outputs in blocks(outputs, sums.len() * PANEL) {
+            let sums = &mut sums[..outputs.len().div_ceil(PANEL)];
+            self.job.soon_written(self.s, rows, outputs.clone());
+            // SAFETY: panels are slices of `steps` steps, one behind the other.
+            unsafe { one_block(self.steps(), x, self.panel(outputs.start).as_ptr(), sums) };
+            for (sums, first) in sums.iter().zip(outputs.step_by(PANEL)) {
+                // SAFETY: outputs are the caller's promise.
+                unsafe { self.finish(rows, first, sums) };
+            }
         }
     }
 

@@ -10,7 +10,7 @@
 use super::amx_strip::{Tiles, blocks};
 use super::strip::{Job, Strips};
 use crate::memory::{BLOCK, BLOCKS, PANEL};
-use crate::simd::amx::{ForBytes, TILE, products_of_bytes};
+use crate::simd::amx::{TILE, TileShapes, products_of_bytes};
 use crate::simd::{Beside, DotWhole, Held, Product, Simd, add_block, quantise};
 
 /// Fewest rows that go in tiles: fewer are one block of vectors, which is about as fast.
@@ -68,7 +68,7 @@ unsafe fn in_blocks<S: Simd, H: Held, const R: usize>(s: S, strips: Strips<'_>, 
     let tiles = Tiles { s, job, weights, end: outputs.end };
     let step_len = <DotWhole<H> as Product<S>>::WEIGHTS * PANEL;
     // SAFETY: `TILES` is true, and tiles are used for nothing else below.
-    let _set_up = unsafe { ForBytes::set_up(R) };
+    let _shapes = unsafe { TileShapes::of_bytes(R) };
     for first in outputs.step_by(PANEL) {
         job.soon_written(s, &rows, first..tiles.end.min(first + PANEL));
         sums.fill(0.0);
@@ -178,7 +178,7 @@ impl Part<'_> {
     /// Adds it to the sums; `dots` has room for the products of two steps.
     ///
     /// # Safety
-    /// Tiles are [`ForBytes`] of `R` rows.
+    /// Tiles are [`TileShapes::of_bytes`] of `R` rows.
     #[inline(always)]
     unsafe fn add<S: Simd, H: Held, const R: usize>(&self, s: S, dots: &mut [f32], sums: &mut [f32]) {
         let mut total = [s.splat(0.0); R];
