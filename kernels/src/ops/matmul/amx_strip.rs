@@ -111,7 +111,6 @@ impl<S: Simd> Tiles<'_, S, bf16> {
         let _shapes = unsafe { TileShapes::of_block(rows.len()) };
         for outputs in blocks(outputs, sums.len() * PANEL) {
             let sums = &mut sums[..outputs.len().div_ceil(PANEL)];
-            self.job.soon_written(self.s, rows, outputs.clone());
             // SAFETY: panels are slices of `steps` steps, one behind the other.
             unsafe { one_block(self.steps(), x, self.panel(outputs.start).as_ptr(), sums) };
             for (sums, first) in sums.iter().zip(outputs.step_by(PANEL)) {
