@@ -114,7 +114,7 @@ pub(crate) struct Sequence {
     pub(crate) cacheable: bool,
     /// Has it ever been admitted?
     pub(crate) admitted: bool,
-    /// Past outputs were to be forgotten since it came.
+    /// Past outputs were to be forgotten since it came; or it came with output of a device that was lost, of which nobody here knows.
     keeps_nothing: bool,
     handling: Handling,
     submitted: Duration,
@@ -213,7 +213,7 @@ impl Sequence {
             losses: [0; 2],
             cacheable: !request.whole_prompt,
             admitted: false,
-            keeps_nothing: false,
+            keeps_nothing: !request.output.is_empty(),
             max_new_tokens: request.max_new_tokens,
             stop_tokens: request.stop_tokens,
             k_max: 0,
@@ -284,7 +284,7 @@ impl Sequence {
         (self.handling.owner, self.handling.salt)
     }
 
-    /// Keeps its output, to be proposed from, unless outputs were to be forgotten since it came.
+    /// Keeps its output, to be proposed from, unless it may be that this was to be forgotten.
     pub(crate) fn keep_in(&self, past: &mut PastOutputs) {
         if !self.keeps_nothing {
             let (prompt, output) = self.tokens.split_at(self.usage.prompt_tokens);

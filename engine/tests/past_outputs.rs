@@ -9,7 +9,7 @@ use faser_engine::sim::{Happening, Report, Simulation};
 use faser_engine::survival::Source;
 use faser_engine::{
     Command, DraftSource, Engine, EngineConfig, Event, Handling, Policy, Request, SeqId, SpeculationBounds,
-    SpeculationMode,
+    SpeculationMode, Verdict, VerifyChunk,
 };
 
 const TOKENS: usize = 100;
@@ -95,22 +95,44 @@ fn what_is_forgotten_is_not_proposed() {
         Simulation::new(keeping(1 << 16), device(&keeping(1 << 16), 0.5)).expect("a sound config");
     simulation.run_seen(happenings, |_, engine, _| kept.push(engine.view().suffix.outputs));
     assert_eq!(kept.last(), Some(&2));
-    // A cancelled sequence leaves what it has; an engine that is told to forget has nothing, also not of what was under way.
+    // A cancelled sequence leaves what it has, but for what another device had said; an engine that is told to forget has nothing, also not of
+    // what was under way.
     let mut commands: Vec<Command> = Vec::new();
+    let says = |seq| Event::Submit(request(seq, vec![3; 10], TOKENS));
     let going_on = |seq| {
         let output = [1, 2, 3, 4, 5].into();
         Event::Submit(Request { output, ..request(seq, vec![3; 10], TOKENS) })
     };
     for (event, outputs) in [
-        (going_on(1), 0),
+        (says(1), 0),
         (Event::Cancel(SeqId(1)), 1),
         (going_on(2), 1),
+        (Event::Cancel(SeqId(2)), 1),
+        (says(3), 1),
         (Event::ForgetOutputs, 0),
-        (going_on(3), 0),
-        (Event::Cancel(SeqId(2)), 0),
-        (Event::Cancel(SeqId(3)), 1),
+        (says(4), 0),
+        (Event::Cancel(SeqId(3)), 0),
+        (Event::Cancel(SeqId(4)), 1),
     ] {
         engine.handle(Duration::ZERO, event, &mut commands);
+        for _ in 0..5 {
+            pass(&mut engine, &mut commands);
+        }
         assert_eq!(engine.view().suffix.outputs, outputs);
+    }
+}
+
+/// A pass, if there is one, that gives everyone another token.
+fn pass(engine: &mut Engine, commands: &mut Vec<Command>) {
+    let plan = commands.drain(..).find_map(|command| match command {
+        Command::Verify(plan) => Some(plan),
+        _ => None,
+    });
+    if let Some(mut plan) = plan {
+        let next = |chunk: &VerifyChunk| chunk.sample.then_some(9);
+        let verdict = |chunk| Verdict { next: next(chunk), ..Verdict::default() };
+        plan.outcome.verdicts.extend(plan.chunks.iter().map(verdict));
+        plan.outcome.took = Duration::from_millis(1);
+        engine.handle(Duration::ZERO, Event::VerifyDone(plan), commands);
     }
 }

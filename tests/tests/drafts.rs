@@ -63,7 +63,7 @@ fn heads_of_every_layout_are_told_apart_and_served() {
     let heads = root().join("models/tests/golden/heads");
     let eagle = "target's hidden states (EAGLE-3), ";
     let kinds = [
-        ("eagle3-original", eagle),
+        ("eagle3-original", "(the usual ones: its files do not say which"),
         ("eagle3-own-embedding", eagle),
         ("eagle3-1", eagle),
         ("eagle3-wider-target", eagle),

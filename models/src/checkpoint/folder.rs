@@ -51,7 +51,7 @@ pub(crate) fn why_not(dir: &Path) -> Option<ModelError> {
         let first = files.first().map_or_else(|| dir.to_owned(), |name| dir.join(name));
         format!("holds GGUF files: give one of them, such as {}", first.display())
     } else if !any("safetensors") && names.iter().any(|name| is_torch(name)) {
-        "holds weights for PyTorch alone (pytorch_model.bin), which can run code when they are read: take the safetensors files of the same model, or convert them (`save_pretrained` of transformers writes them)".to_owned()
+        "holds weights for PyTorch alone (pytorch_model.bin), which can run code when they are read: take the safetensors files of the same model, or convert them (`save_pretrained` of transformers writes those of a model; those of a draft's head, which is none, `torch.load(FILE, weights_only=True)` and `safetensors.torch.save_file`)".to_owned()
     } else if !has("tokenizer.json") && has("tokenizer.model") && has("config.json") && any("safetensors") {
         "has tokenizer.model alone: make tokenizer.json of it (`AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` of transformers)".to_owned()
     } else {

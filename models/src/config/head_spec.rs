@@ -25,6 +25,8 @@ pub struct HeadSpec {
     pub kind: HeadKind,
     /// The target's streams that it reads, one behind the other. None are known before the target is: see [`fitted`](super::fitted).
     pub streams: Vec<usize>,
+    /// Its files do not say which: those are the usual ones.
+    pub usual_streams: bool,
     /// Width of the target's streams.
     pub target_hidden: usize,
     /// What is done to them before they are fused.
@@ -193,6 +195,7 @@ impl HeadSpec {
             }
             self.streams = vec![2, layers / 2, layers - 3];
             self.streams.sort_unstable();
+            self.usual_streams = true;
         }
         match self.streams.iter().find(|stream| **stream > layers) {
             Some(stream) => refuse(format!(
@@ -316,6 +319,7 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
             None => HeadKind::Steps,
         },
         streams: streams(keys, of_block)?,
+        usual_streams: false,
         target_hidden,
         fuse_norm,
         proposed_vocab: proposed,
@@ -448,8 +452,10 @@ fn streams(keys: &Keys, of_block: bool) -> Result<Vec<usize>, ModelError> {
         return Err(nested.error("use_aux_hidden_state", problem));
     }
     let named = |key: &'static str| {
-        let place =
-            [Some(keys), nested.as_ref()].into_iter().flatten().find(|place| place.get(key).is_some());
+        let place = [Some(keys), nested.as_ref()].into_iter().flatten().find(|place| {
+            // An empty list says nothing.
+            place.get(key).is_some_and(|ids| ids.as_array().is_none_or(|ids| !ids.is_empty()))
+        });
         place.map(|place| (place, key))
     };
     let Some((place, key)) = named(entered).or_else(|| named("target_layer_ids")) else {

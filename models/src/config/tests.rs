@@ -258,6 +258,23 @@ fn a_head_of_specforge_has_the_layers_of_a_llama_whatever_its_target_is() {
 }
 
 #[test]
+fn a_head_that_names_no_layers_reads_the_usual_ones_and_knows_that_they_are_a_guess() {
+    let target = parse(with(llama(), &json!({"num_hidden_layers": 8}))).unwrap();
+    let own =
+        json!({"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 64});
+    for (ids, streams, usual) in [
+        (json!({}), [2, 4, 5], true),
+        (json!({"eagle_aux_hidden_state_layer_ids": []}), [2, 4, 5], true),
+        (json!({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 7]}}), [2, 3, 7], false),
+    ] {
+        let head = of_head(&keys(with(with(llama(), &own), &ids), "m/config.json"), Path::new("m"));
+        let fitted = fitted(&target, head.unwrap().expect("a head"), None).unwrap();
+        let spec = fitted.head.expect("a head");
+        assert_eq!((&spec.streams[..], spec.usual_streams), (&streams[..], usual), "{ids}");
+    }
+}
+
+#[test]
 fn a_base_of_sliding_layers_is_read_of_the_family_that_has_it() {
     let theta = |family: &str| {
         let keys = json!({"architectures": [family], "hidden_act": null, "rope_theta": 7e5, "rope_local_base_freq": 10.0});
@@ -510,6 +527,7 @@ fn granites_factors_are_those_of_the_stream_that_is_held() {
         layout: HeadLayout::Eagle,
         kind: HeadKind::Steps,
         streams: vec![0],
+        usual_streams: false,
         target_hidden: 64,
         fuse_norm: FuseNorm::None,
         proposed_vocab: None,
