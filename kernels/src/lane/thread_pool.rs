@@ -147,22 +147,27 @@ impl Shared {
     }
 
     /// `start` is now.
-    fn wait_until(&self, start: Instant, ready: impl Fn() -> bool) {
-        while start.elapsed() < SPIN {
-            for _ in 0..32 {
-                if ready() {
-                    return;
+    fn wait_until(&self, mut start: Instant, ready: impl Fn() -> bool) {
+        loop {
+            while start.elapsed() < SPIN {
+                for _ in 0..32 {
+                    if ready() {
+                        return;
+                    }
+                    std::hint::spin_loop();
                 }
-                std::hint::spin_loop();
             }
+            // Registered before the last look: whoever changes what we wait for afterwards sees a sleeper.
+            let mut guard = lock(&self.sleep);
+            self.sleepers.fetch_add(1, SeqCst);
+            if !ready() {
+                guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            }
+            self.sleepers.fetch_sub(1, SeqCst);
+            drop(guard);
+            // What it was woken for may be over; the next job mostly comes soon.
+            start = Instant::now();
         }
-        // Registered before the last look: whoever changes what we wait for afterwards sees a sleeper.
-        let mut guard = lock(&self.sleep);
-        self.sleepers.fetch_add(1, SeqCst);
-        while !ready() {
-            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
-        }
-        self.sleepers.fetch_sub(1, SeqCst);
     }
 
     fn notify(&self) {
