@@ -4,7 +4,7 @@
 mod reference;
 
 use faser_kernels::ops::{
-    Activation, Norm, Routing, Write, activate, matmul, matmul_activated, matmul_experts,
+    Activation, Groups, Norm, Routing, Write, activate, matmul, matmul_activated, matmul_experts,
     matmul_experts_activated, matmul_normed, rms_norm, route, sum_experts,
 };
 use faser_kernels::{Dtype, Isa, Matrix, Source, Tensor, Vector};
@@ -120,6 +120,16 @@ fn what_was_computed_before_leaves_no_trace() {
             }
         });
     }
+}
+
+#[test]
+#[should_panic(expected = "a group without rows")]
+fn a_group_of_experts_without_rows_is_refused() {
+    let w = Matrix::pack(32, &[Source::F32(&[0.0; 32 * 32])], Dtype::Bf16).unwrap();
+    let (x, mut out) = (Tensor::zeros(200, 32), Tensor::zeros(200, 32));
+    let rows: Vec<u32> = (0..200).collect();
+    let groups = Groups { experts: &[0, 1], starts: &[0, 0, 200], rows: &rows };
+    matmul_experts(&lane(Isa::detect(), 1), x.view(200), groups, &|_| (&w, None), out.view_mut(200));
 }
 
 #[test]

@@ -245,11 +245,10 @@ pub(crate) fn kind_of_draft(draft: &ModelConfig) -> Option<String> {
         (true, false) => "; its LM head is the target's",
         (false, false) => "; its embedding and LM head are the target's",
     };
-    let usual = match head.usual_streams {
-        true => {
-            " (the usual ones: its files do not say which, and where it was made for others it is hardly ever right)"
-        }
-        false => "",
+    let usual = if head.usual_streams {
+        " (the usual ones: its files do not say which, and where it was made for others it is hardly ever right)"
+    } else {
+        ""
     };
     Some(format!(
         "draft: a head on the target's hidden states ({kind}{layout}), which reads what enters layers {}{usual} and proposes {tokens} tokens{masks}; beside the target's KV it keeps {} numbers of a token{borrowed}",

@@ -252,8 +252,8 @@ impl Drop for TileShapes {
 /// Whole-numbered dot products of one step: some rows by 16 outputs for each of its two blocks of 32 inputs, [`SUMS`] apart.
 ///
 /// # Safety
-/// Tiles are [`TileShapes::of_bytes`] of `rows`. `x` is `[2][rows][32]` signed bytes; `weights` are `[2][8][16]` words, four signed bytes each; `dots` has
-/// room for two tiles.
+/// Tiles are [`TileShapes::of_bytes`] of `rows`. `x` is `[2][rows][32]` signed bytes; `weights` are `[2][8][16]` words, four signed bytes
+/// each; `dots` has room for two tiles.
 #[inline(always)]
 pub(crate) unsafe fn products_of_bytes(rows: usize, x: *const u8, weights: *const u8, dots: *mut u32) {
     // SAFETY: reads what the caller promises, writes the dot products.

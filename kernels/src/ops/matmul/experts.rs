@@ -101,11 +101,12 @@ fn run<'a>(
     let isa = lane.supported().isa();
     let slabs = |group| Slabs::of(groups.rows_of(group).len(), isa);
     let count = groups.experts.len();
-    let some = |count: usize| {
-        assert!(count > 0, "matmul_experts: a group without rows");
-        count
-    };
-    let all: usize = (0..count).map(|group| some(slabs(group).count)).sum();
+    // Else slabs would be taken for groups below.
+    assert!(
+        (0..count).all(|group| !groups.rows_of(group).is_empty()),
+        "matmul_experts: a group without rows"
+    );
+    let all: usize = (0..count).map(|group| slabs(group).count).sum();
     // Which group a slab is of, and which of its slabs.
     let place = |slab: usize| {
         if all == count {
