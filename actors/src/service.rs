@@ -232,6 +232,7 @@ impl Service {
             handling,
             logprobs,
             constraint,
+            whole,
         } = submission;
         let request = Request {
             seq,
@@ -247,7 +248,7 @@ impl Service {
         };
         let for_lanes = Arc::new(LaneRequest { sampling: Arc::new(sampling), logprobs, constraint });
         // The engine will refuse more than the context holds; the stream's capacity must be sane before that.
-        let updates = inner.requests.open(seq, max_new_tokens.min(inner.max_context), for_lanes);
+        let updates = inner.requests.open(seq, max_new_tokens.min(inner.max_context), for_lanes, whole);
         let stream = TokenStream::new(seq, updates, inner.canceller.clone());
         let (verdict, decided) = oneshot::channel();
         let submit = Submit { request, submitted, verdict };

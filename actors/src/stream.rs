@@ -9,11 +9,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use actix::Recipient;
-use tokio::sync::mpsc;
 
 use faser_engine::{EmittedTokens, FinishReason, SeqId, Usage};
 
 use crate::message::Message;
+use crate::requests::Updates;
 
 /// What a stream brings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,14 +32,14 @@ pub enum Update {
 /// The tokens of one request. Dropping it before `Update::Finished` was seen cancels the request and frees its blocks.
 pub struct TokenStream {
     seq: SeqId,
-    updates: mpsc::Receiver<Update>,
+    updates: Updates,
     canceller: Arc<Canceller>,
     finished: bool,
     cancelled: bool,
 }
 
 impl TokenStream {
-    pub(crate) fn new(seq: SeqId, updates: mpsc::Receiver<Update>, canceller: Arc<Canceller>) -> TokenStream {
+    pub(crate) fn new(seq: SeqId, updates: Updates, canceller: Arc<Canceller>) -> TokenStream {
         TokenStream { seq, updates, canceller, finished: false, cancelled: false }
     }
 
@@ -123,6 +123,9 @@ mod tests {
     use std::time::Duration;
 
     use actix::{Actor, Context, Handler, System};
+    use tokio::sync::mpsc;
+
+    use crate::requests::Requests;
 
     /// Stands in for the dispatcher: slow, with a tiny mailbox, and it empties the set after every message.
     struct Slow {
@@ -162,7 +165,7 @@ mod tests {
                     let canceller = canceller.clone();
                     std::thread::spawn(move || {
                         for seq in (dropper..STREAMS).step_by(4).map(SeqId) {
-                            let (_sender, updates) = mpsc::channel(1);
+                            let updates = Requests::default().open(seq, 1, Arc::default(), false);
                             drop(TokenStream::new(seq, updates, canceller.clone()));
                         }
                     })

@@ -32,6 +32,8 @@ pub struct Submission {
     pub logprobs: Option<Arc<LogprobCollector>>,
     /// What the output has to follow; its end tokens are to be among `stop_tokens`.
     pub constraint: Option<Arc<Constraint>>,
+    /// Nobody looks at the output before it is whole: behind its first tokens, whoever waits for more is woken for many of them at once.
+    pub whole: bool,
 }
 
 impl Submission {

@@ -12,6 +12,7 @@ use crate::sequence::Sequence;
 use crate::source::RoundPasses;
 use crate::survival::{AcceptanceTable, Source};
 use crate::view::Totals;
+use std::cell::LazyCell;
 
 /// Rows that a step past the frontiers may catch up with: few, for what is prepared comes behind it.
 const ROWS_AHEAD: usize = 64;
@@ -66,7 +67,7 @@ impl Engine {
             self.scratch.paths = paths;
             return;
         }
-        let costs = self.planner.costs_by_length(self.running.len());
+        let costs = LazyCell::new(|| self.planner.costs_by_length(self.running.len()));
         let mut tried = false;
         for (seq, paths, tries) in &mut paths {
             let Some(sequence) = self.sequences.get(seq) else { continue };
@@ -104,7 +105,7 @@ impl Engine {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.candidates.clear();
         let (mut prompt_rows, mut prompts, mut due) = (0, 0, (0, f64::INFINITY));
-        let costs = self.planner.costs_by_length(self.running.len());
+        let costs = LazyCell::new(|| self.planner.costs_by_length(self.running.len()));
         // Tokens that a sequence gets of a pass, in the mean.
         let Totals { output_tokens, accepted_tokens, .. } = self.totals;
         let usual = output_tokens.max(1) as f64 / output_tokens.saturating_sub(accepted_tokens).max(1) as f64;
@@ -147,7 +148,11 @@ impl Engine {
     }
 
     /// What the planner is told of a sequence, where proposals cost so much: see [`Planner::costs_by_length`](crate::planner::Planner::costs_by_length).
-    pub(crate) fn candidate(&self, sequence: &Sequence, costs: &[f64; K_LIMIT]) -> Candidate {
+    pub(crate) fn candidate<F: FnOnce() -> [f64; K_LIMIT]>(
+        &self,
+        sequence: &Sequence,
+        costs: &LazyCell<[f64; K_LIMIT], F>,
+    ) -> Candidate {
         let useful = sequence.useful_proposals().min(self.kv_room(sequence));
         let (mut survival, mut expected, mut ready) = (1.0, 0.0, 0);
         for proposal in sequence.proposals.iter().take(useful) {

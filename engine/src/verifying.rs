@@ -1,5 +1,6 @@
 //! The verify stage: one pass with everyone's rows, and what its verdicts commit.
 
+use std::cell::LazyCell;
 use std::time::Duration;
 
 use crate::api::{Command, FinishReason};
@@ -85,7 +86,7 @@ impl Engine {
     fn choose_proposals(&mut self, scratch: &mut Scratch) -> (usize, usize) {
         scratch.candidates.clear();
         let (mut prompt_rows, mut prompts) = (0, 0);
-        let costs = self.planner.costs_by_length(self.running.len());
+        let costs = LazyCell::new(|| self.planner.costs_by_length(self.running.len()));
         for sequence in self.running.iter().filter_map(|seq| self.sequences.get(seq)) {
             if sequence.decoding() {
                 scratch.candidates.push(self.candidate(sequence, &costs));

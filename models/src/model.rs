@@ -340,7 +340,8 @@ impl Model {
     }
 
     /// Ends a pass of `n` rows: final norm and LM head of the rows in `wanted`, whose logits are in [`Scratch::logits`] afterwards,
-    /// `[wanted.len(), vocab]`, in that order; of a shard those of its tokens, `[wanted.len(), own().vocab]`.
+    /// `[wanted.len(), vocab]`, in that order; of a shard those of its tokens, `[wanted.len(), own().vocab]`; of a head that
+    /// [follows](Model::follows), when it has done so.
     ///
     /// # Panics
     /// If there are more than [`Scratch::max_logit_rows`], or one is not below `n`.
@@ -355,10 +356,14 @@ impl Model {
         };
         let proposed = &mut head.proposed;
         ops::matmul(lane, normed, head_matrix, None, proposed.view_mut(wanted.len()), Write::Replace);
-        for row in 0..wanted.len() {
+        while head.cleared < wanted.len() {
+            logits.row_mut(head.cleared).fill(f32::NEG_INFINITY);
+            head.cleared += 1;
+        }
+        // Else `follow` does it, when it knows the rest.
+        let ready = if self.follows() { 0 } else { wanted.len() };
+        for row in 0..ready {
             let to = logits.row_mut(row);
-            // It never proposes the others.
-            to.fill(f32::NEG_INFINITY);
             tokens.iter().zip(proposed.row(row)).for_each(|(token, logit)| to[*token as usize] = *logit);
         }
     }
@@ -368,8 +373,8 @@ impl Model {
         self.parts.of_head.as_ref().is_some_and(|of_head| of_head.markov.is_some())
     }
 
-    /// Of a head that proposes a block: adds to the logits of `rows`, counted among the wanted ones of the pass that is finished, what they take from
-    /// these tokens before them. `first`: they are the first rows of their blocks that are wanted; else the row before each has been here.
+    /// Of a head that proposes a block: completes the logits of `rows`, counted among the wanted ones of the pass that is finished, by what they take from
+    /// these tokens before them, once for each row. `first`: they are the first rows of their blocks that are wanted; else the row before each has been here.
     /// `sure`, one place for each, says how sure the head is, 0 to 1; false if it does not say that.
     ///
     /// # Panics
@@ -392,8 +397,8 @@ impl Model {
                 match of_head.target_tokens.as_deref() {
                     None => logits.iter_mut().zip(bias).for_each(|(logit, bias)| *logit += bias),
                     Some(tokens) => {
-                        let own = tokens.iter().zip(bias);
-                        own.for_each(|(token, bias)| logits[*token as usize] += bias);
+                        let own = tokens.iter().zip(head.proposed.row(*row as usize)).zip(bias);
+                        own.for_each(|((token, logit), bias)| logits[*token as usize] = logit + bias);
                     }
                 }
             }

@@ -48,6 +48,8 @@ pub(crate) struct HeadScratch {
     pub(crate) beside: Tensor,
     /// Logits of the tokens that it proposes, where those are not all.
     pub(crate) proposed: Tensor,
+    /// In so many rows of `logits` what the head never proposes has minus infinity, and keeps it: nobody else writes there.
+    pub(crate) cleared: usize,
     /// Of one that proposes a block.
     pub(crate) block: Option<BlockScratch>,
     /// Of one whose rows take something from the token before them.
@@ -75,6 +77,7 @@ impl Scratch {
                 embedded: Tensor::zeros(max_rows, config.hidden),
                 beside: Tensor::zeros(max_rows, 2 * config.hidden),
                 proposed: Tensor::zeros(max_logit_rows, head.proposed_vocab.unwrap_or(1)),
+                cleared: 0,
                 block: BlockScratch::of(config, max_rows),
                 markov: MarkovScratch::of(config, max_logit_rows),
             }),

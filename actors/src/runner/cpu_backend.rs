@@ -332,16 +332,12 @@ impl LaneBackend for CpuBackend {
     }
 
     fn work_on(&mut self, partition: PartitionId) {
-        if partition.0 == self.current {
-            return;
-        }
         assert!(
             partition.0 < self.lanes.len(),
             "a plan for {partition:?}, but there are {}",
             self.lanes.len()
         );
-        self.current = partition.0;
-        if self.pinned {
+        if std::mem::replace(&mut self.current, partition.0) != partition.0 && self.pinned {
             // It worked before; if it does not now, the lane is slower and nothing else.
             let _ = self.lane().pin_current_thread();
         }
@@ -392,6 +388,7 @@ impl LaneBackend for CpuBackend {
     fn retire(&mut self, (): ()) {}
 
     fn stage(&mut self, rows: &PassRows<'_>, _sequences: &mut Sequences<()>) {
+        self.lane().rouse();
         let Pass { positions, piece_of, logits, pieces, chunks, to_compact, .. } = &mut self.pass;
         positions.clear();
         piece_of.clear();

@@ -147,7 +147,7 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
     }
     pair.notes.extend(without_rows(pair.tokenizer.left_out()));
     pair.notes.extend(pair.draft.as_ref().and_then(kind_of_draft));
-    pair.weights.draft_dtype = draft_dtype(config, pair.draft.as_ref(), on_gpu);
+    pair.weights.draft_dtype = draft_dtype(config, pair.draft.is_some(), on_gpu);
     pair.notes.extend(held_apart(config, pair.weights.draft_dtype));
     for (which, source, dtype) in [
         ("target", Some(&pair.weights.target), pair.weights.dtype),

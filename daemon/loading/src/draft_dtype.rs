@@ -2,25 +2,15 @@
 
 use faser_actors::Dtype;
 use faser_config::Config;
-use faser_models::{ModelConfig, Shard};
 
-/// A draft whose weights take at least so many bytes in bf16 is held in int8 where nothing else is said: its steps are then
-/// shorter. Those of smaller ones are short, whatever they are held in (docs/results/2026-11-23-int8-drafts.md).
-const WORTH_INT8_BYTES: u64 = 8 << 20;
-
-/// In what the matrices of this draft are held, beside a target that is held as `model.dtype` says. On GPUs they are held
-/// alike, if nothing else is said.
-pub(crate) fn draft_dtype(config: &Config, draft: Option<&ModelConfig>, on_gpu: bool) -> Dtype {
-    let target = config.model.dtype;
-    match (config.model.draft_dtype, draft) {
+/// In what the matrices of a draft are held, if there is one, beside a target that is held as `model.dtype` says. If nothing else is said, they are in int8 on CPUs
+/// beside bf16, where steps are shorter so (docs/results/2026-11-30-a-round-of-small-models.md), and on GPUs held as the target's.
+pub(crate) fn draft_dtype(config: &Config, drafts: bool, on_gpu: bool) -> Dtype {
+    match (config.model.draft_dtype, config.model.dtype) {
         (Some(asked), _) => asked,
-        (None, Some(draft)) if !on_gpu && target == Dtype::Bf16 && is_large(draft) => Dtype::Int8,
-        _ => target,
+        (None, Dtype::Bf16) if drafts && !on_gpu => Dtype::Int8,
+        (None, target) => target,
     }
-}
-
-fn is_large(draft: &ModelConfig) -> bool {
-    draft.weight_bytes(Shard::WHOLE, Dtype::Bf16).is_ok_and(|bytes| bytes >= WORTH_INT8_BYTES)
 }
 
 /// What is to be said of a draft that is not held as its target.
@@ -30,8 +20,38 @@ pub(crate) fn held_apart(config: &Config, draft: Dtype) -> Option<String> {
         let why = if config.model.draft_dtype.is_some() {
             "as `model.draft_dtype` says"
         } else {
-            "the default for drafts of this size"
+            "the default on CPUs"
         };
         format!("draft: its matrices are held in {draft}, the target's in {target} ({why})")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    use faser_config::raw::Document;
+
+    #[test]
+    fn a_draft_is_in_int8_beside_bf16_on_a_cpu_if_nothing_else_is_said() {
+        let with = |yaml: &str| {
+            let document = Document::parse(Path::new("faser.yaml"), yaml.to_owned()).expect("YAML");
+            Config::from_document(&document).expect("a config")
+        };
+        for (yaml, drafts, on_gpu, held) in [
+            ("model: {dtype: bf16}", true, false, Dtype::Int8),
+            ("model: {dtype: bf16}", false, false, Dtype::Bf16),
+            ("model: {dtype: bf16}", true, true, Dtype::Bf16),
+            ("model: {dtype: bf16, draft_dtype: bf16}", true, false, Dtype::Bf16),
+            ("model: {dtype: f32}", true, false, Dtype::F32),
+            ("model: {dtype: int8}", true, false, Dtype::Int8),
+            ("model: {dtype: int4}", true, false, Dtype::Int4),
+            ("model: {dtype: int4, draft_dtype: int8}", true, false, Dtype::Int8),
+        ] {
+            let config = with(yaml);
+            assert_eq!(draft_dtype(&config, drafts, on_gpu), held, "{yaml}");
+            assert_eq!(held_apart(&config, held).is_some(), held != config.model.dtype, "{yaml}");
+        }
+    }
 }

@@ -150,7 +150,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     let draft = models.draft.as_ref().map(of_draft_alone);
     let (target_bytes, draft_bytes);
     target_bytes = |share: &_, dtype: &_| target.bytes(share, dtype);
-    let draft_held = draft_dtype(config, of_draft, on_gpu);
+    let draft_held = draft_dtype(config, of_draft.is_some(), on_gpu);
     notes.extend(held_apart(config, draft_held));
     notes.extend(of_past_outputs(config));
     let held = draft_held.to_string();

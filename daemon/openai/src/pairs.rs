@@ -227,6 +227,8 @@ impl Served {
             handling: parameters.handling,
             logprobs,
             constraint,
+            // A stop string ends it as soon as it is seen, and so does another text than the client has.
+            whole: !parameters.stream && parameters.stop.is_empty() && parameters.resume.is_none(),
         };
         let mut sequence = TextSequence::new(&self.tokenizer, reading).await;
         match sequence.ended() {

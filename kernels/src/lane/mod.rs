@@ -14,7 +14,7 @@ use faser_topology::Partition;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use thread_pool::ThreadPool;
 pub(crate) use thread_pool::WorkQueue;
 pub use times::{Op, OpTime, OpTimes};
@@ -31,8 +31,9 @@ pub struct Lane {
     first_core: usize,
     /// The owner's own scratch; the `RefCell` also keeps the lane from being shared between threads.
     scratch: RefCell<Scratch>,
-    times: RefCell<OpTimes>,
-    pool: ThreadPool,
+    /// If they are counted.
+    times: RefCell<Option<OpTimes>>,
+    pool: RefCell<ThreadPool>,
     group: Arc<dyn HostCollective>,
     stage: Arc<dyn HostCollective>,
 }
@@ -53,7 +54,7 @@ impl Lane {
             first_core: *first_core,
             scratch: RefCell::default(),
             times: RefCell::default(),
-            pool,
+            pool: RefCell::new(pool),
             group: Arc::new(Alone),
             stage: Arc::new(Alone),
         })
@@ -85,7 +86,7 @@ impl Lane {
     /// Workers, the owner included.
     #[must_use]
     pub fn workers(&self) -> usize {
-        self.pool.helpers() + 1
+        self.pool.borrow().helpers() + 1
     }
 
     /// The instruction set in use.
@@ -101,21 +102,26 @@ impl Lane {
         thread_pool::pin(self.first_core)
     }
 
+    /// Work is coming: helpers that sleep get up meanwhile, and look for it for a while.
+    pub fn rouse(&self) {
+        self.pool.borrow().rouse();
+    }
+
     /// Helpers the system did not let pin; known once they have started.
     #[must_use]
     pub fn unpinned_helpers(&self) -> usize {
-        self.pool.unpinned()
+        self.pool.borrow().unpinned()
     }
 
-    /// The time spent in each op since the lane was made, or since [`Lane::reset_times`]. Ops that panicked are left out.
+    /// The time spent in each op since [`Lane::count_times`]; none if it was not called. Ops that panicked are left out.
     #[must_use]
     pub fn times(&self) -> OpTimes {
-        *self.times.borrow()
+        self.times.borrow().unwrap_or_default()
     }
 
-    /// Counts from zero again.
-    pub fn reset_times(&self) {
-        *self.times.borrow_mut() = OpTimes::default();
+    /// From now on counts times, from zero: it costs a look at the clock or two for each op.
+    pub fn count_times(&self) {
+        *self.times.borrow_mut() = Some(OpTimes::default());
     }
 
     pub(crate) fn supported(&self) -> Supported {
@@ -134,23 +140,21 @@ impl Lane {
         item_ns: usize,
         job: &(dyn Fn(&WorkQueue, &mut Scratch) + Sync),
     ) {
-        let begin = Instant::now();
         let mut scratch = self.scratch.borrow_mut();
-        let helpers = self.pool.helpers();
+        let mut pool = self.pool.borrow_mut();
+        let helpers = pool.helpers();
         let alone = items < 2 || helpers == 0 || items.saturating_mul(item_ns) < WORTH_SHARING_NS;
-        let worked = if alone {
-            job(&WorkQueue::whole(items), &mut scratch);
-            None
-        } else {
+        self.timed(op, |timed| {
+            if alone {
+                job(&WorkQueue::whole(items), &mut scratch);
+                return None;
+            }
             // Small portions even out workers that were late or disturbed; each is still worth a claim.
             let of = |ns: usize| ns / item_ns.max(1);
             let (least, most) = (of(PORTION_NS.start), of(PORTION_NS.end).max(items / ((helpers + 1) * 8)));
             let queue = WorkQueue::new(items, least, most, helpers + 1);
-            Some(self.pool.run(&|scratch| job(&queue, scratch), &mut scratch))
-        };
-        let total = begin.elapsed();
-        let barrier = total.saturating_sub(worked.unwrap_or(total));
-        self.times.borrow_mut().count(op, total, barrier);
+            pool.run(&|scratch| job(&queue, scratch), &mut scratch, timed)
+        });
     }
 
     /// Does what needs the other ranks, on the owner's thread with its scratch; its time is that of `op`.
@@ -159,10 +163,29 @@ impl Lane {
         op: Op,
         call: impl FnOnce(&dyn HostCollective, &mut Scratch) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
-        let begin = Instant::now();
-        let outcome = call(&*self.group, &mut self.scratch.borrow_mut());
-        self.times.borrow_mut().count(op, begin.elapsed(), std::time::Duration::ZERO);
+        let mut scratch = self.scratch.borrow_mut();
+        let mut outcome = Ok(());
+        self.timed(op, |_| {
+            outcome = call(&*self.group, &mut scratch);
+            None
+        });
         outcome
+    }
+
+    /// Counts the time of a call as that of `op`, if times are counted: the call is told so, and says how long the
+    /// owner's share of it took, if there were others.
+    fn timed(&self, op: Op, call: impl FnOnce(bool) -> Option<Duration>) {
+        if self.times.borrow().is_none() {
+            call(false);
+            return;
+        }
+        let begin = Instant::now();
+        let own = call(true);
+        let total = begin.elapsed();
+        let barrier = total.saturating_sub(own.unwrap_or(total));
+        if let Some(times) = &mut *self.times.borrow_mut() {
+            times.count(op, total, barrier);
+        }
     }
 
     /// [`Lane::run`] where items need no preparation: `each` gets one item after the other.
@@ -243,6 +266,35 @@ mod tests {
     }
 
     #[test]
+    fn a_panic_of_a_helper_alone_reaches_the_owner_too() {
+        let lane = lane(3);
+        let owner = std::thread::current().id();
+        for round in 0..20 {
+            let panicked = AtomicUsize::new(0);
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                lane.for_each(Op::Matmul, 3, WORTH_SHARING_NS, |_, _| {
+                    if std::thread::current().id() == owner {
+                        while panicked.load(Ordering::SeqCst) == 0 {
+                            std::thread::yield_now();
+                        }
+                    } else {
+                        panicked.fetch_add(1, Ordering::SeqCst);
+                        panic!("a helper in round {round}");
+                    }
+                });
+            }));
+            let message = *caught.unwrap_err().downcast::<String>().unwrap();
+            assert_eq!(message, format!("a helper in round {round}"));
+            lane.rouse();
+            let sum = AtomicUsize::new(0);
+            lane.for_each(Op::Matmul, 100, WORTH_SHARING_NS, |item, _| {
+                sum.fetch_add(item, Ordering::Relaxed);
+            });
+            assert_eq!(sum.load(Ordering::Relaxed), 4950);
+        }
+    }
+
+    #[test]
     fn a_lane_moves_to_another_thread_and_sleeps_between_jobs() {
         let lane = lane(2);
         std::thread::spawn(move || {
@@ -263,6 +315,9 @@ mod tests {
     fn times_of_ops_are_parts_of_the_whole() {
         for workers in [1, 2, 3] {
             let lane = lane(workers);
+            lane.for_each(Op::Embed, 1, 1, |_, _| ());
+            assert_eq!(lane.times(), OpTimes::default(), "they are not counted yet");
+            lane.count_times();
             let begin = Instant::now();
             for round in 1..=20 {
                 lane.for_each(Op::Matmul, 64, WORTH_SHARING_NS, |_, _| std::thread::yield_now());
@@ -276,7 +331,7 @@ mod tests {
             }
             let sum = lane.times().sum();
             assert!(u128::from(sum.total_ns) <= begin.elapsed().as_nanos());
-            lane.reset_times();
+            lane.count_times();
             assert_eq!(lane.times(), OpTimes::default());
             lane.for_each(Op::Embed, 1, 1, |_, _| ());
             assert_eq!((lane.times().sum().calls, lane.times().of(Op::Embed).calls), (1, 1));
@@ -296,7 +351,7 @@ mod tests {
                     std::thread::yield_now();
                 }
             };
-            lane.reset_times();
+            lane.count_times();
             lane.for_each(Op::Matmul, 2, WORTH_SHARING_NS, |_, _| {
                 if std::thread::current().id() == owner {
                     wait_for(&joined);

@@ -13,9 +13,13 @@
 use super::Scratch;
 use crate::KernelError;
 use std::any::Any;
+use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -36,18 +40,37 @@ pub(super) struct ThreadPool {
 
 #[derive(Default)]
 struct Shared {
-    state: AtomicU64,
-    /// The job of the open epoch, its lifetime erased: see [`ThreadPool::run`].
-    job: Mutex<Option<Job<'static>>>,
-    finished: AtomicUsize,
+    published: Published,
+    finished: Finished,
+    panic: Mutex<Option<Panic>>,
     stop: AtomicBool,
     unpinned: AtomicUsize,
-    panic: Mutex<Option<Panic>>,
     sleep: Mutex<()>,
     /// Threads asleep on `wake`, owner included: nobody is notified where nobody sleeps.
     sleepers: AtomicUsize,
     wake: Condvar,
 }
+
+/// A job and its number, in one line of cache that helpers look at while they wait and the owner alone writes, but for those who join: so it comes
+/// with one transfer.
+#[derive(Default)]
+#[repr(align(128))]
+struct Published {
+    state: AtomicU64,
+    /// The job of the open epoch, its lifetime erased: see [`ThreadPool::run`]. It dangles while none is open.
+    job: UnsafeCell<Option<Job<'static>>>,
+}
+
+// SAFETY: `ThreadPool::run`, which has the pool for itself, writes `job` when no helper has joined and none can: before it publishes an epoch as
+// open. Helpers read it after they have joined that, and before they say that they finished.
+unsafe impl Sync for Published {}
+
+/// What the owner looks at while it waits: how many helpers finished, and [`PANICKED`] for each whose job panicked.
+#[derive(Default)]
+#[repr(align(128))]
+struct Finished(AtomicU64);
+
+const PANICKED: u64 = 1 << 32;
 
 impl ThreadPool {
     /// One helper for each core, pinned to it.
@@ -75,31 +98,39 @@ impl ThreadPool {
         self.shared.unpinned.load(SeqCst)
     }
 
-    /// Runs `job` here and on every helper that joins before this thread's own share is done. How long that share took.
-    pub(super) fn run(&self, job: Job<'_>, scratch: &mut Scratch) -> Duration {
+    /// Wakes helpers that sleep.
+    pub(super) fn rouse(&self) {
+        self.shared.notify();
+    }
+
+    /// Runs `job` here and on every helper that joins before this thread's own share is done. If `timed`, how long that
+    /// took.
+    pub(super) fn run(&mut self, job: Job<'_>, scratch: &mut Scratch, timed: bool) -> Option<Duration> {
         let shared = &*self.shared;
         // SAFETY: helpers call the job only between joining and finishing an open epoch. This function closes the epoch
         // and waits for all who joined before it returns or unwinds (nothing between can panic: the
         // job runs under `catch_unwind`), so the job is never used after its lifetime.
         let erased = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
-        *lock(&shared.job) = Some(erased);
-        shared.finished.store(0, SeqCst);
-        let epoch = (shared.state.load(SeqCst) >> 32) + 1;
-        shared.state.store(epoch << 32 | OPEN, SeqCst);
+        // SAFETY: no other `run` is under way, the epoch before is closed, and who joined it has finished.
+        unsafe { *shared.published.job.get() = Some(erased) };
+        shared.finished.0.store(0, Relaxed);
+        let state = &shared.published.state;
+        let epoch = (state.load(Relaxed) >> 32) + 1;
+        state.store(epoch << 32 | OPEN, SeqCst);
         shared.notify();
 
-        let begin = Instant::now();
+        let begin = timed.then(Instant::now);
         let own = catch_unwind(AssertUnwindSafe(|| job(scratch)));
-        let end = Instant::now();
+        let took = begin.map(|begin| begin.elapsed());
 
-        let joined = (shared.state.fetch_and(!OPEN, SeqCst) & JOINED) as usize;
-        shared.wait_until(end, || shared.finished.load(SeqCst) == joined);
-        *lock(&shared.job) = None;
-        let helpers_panic = lock(&shared.panic).take();
+        let joined = state.fetch_and(!OPEN, SeqCst) & JOINED;
+        let finished = || shared.finished.0.load(SeqCst);
+        shared.wait_until(|| finished() % PANICKED == joined);
+        let helpers_panic = if finished() < PANICKED { None } else { lock(&shared.panic).take() };
         if let Some(payload) = own.err().or(helpers_panic) {
             resume_unwind(payload);
         }
-        end - begin
+        took
     }
 }
 
@@ -119,42 +150,51 @@ impl Shared {
     fn help(&self) {
         let mut scratch = Scratch::default();
         let mut seen = 0;
+        let Published { state, job } = &self.published;
+        let stop = &self.stop;
         loop {
-            self.wait_until(Instant::now(), || self.stop.load(SeqCst) || self.open_after(seen).is_some());
-            if self.stop.load(SeqCst) {
+            self.wait_until(|| stop.load(SeqCst) || self.open_after(seen).is_some());
+            if stop.load(SeqCst) {
                 return;
             }
-            let Some(state) = self.open_after(seen) else { continue };
-            if self.state.compare_exchange(state, state + 1, SeqCst, SeqCst).is_err() {
+            let Some(open) = self.open_after(seen) else { continue };
+            if state.compare_exchange(open, open + 1, SeqCst, SeqCst).is_err() {
                 continue; // another helper joined, or the owner closed it: look again
             }
-            seen = state >> 32;
-            let job = *lock(&self.job);
+            seen = open >> 32;
+            // SAFETY: joined; `run` waits for `finished` before it writes it again.
+            let job = unsafe { *job.get() };
+            let mut finished = 1;
             if let Some(job) = job
                 && let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(&mut scratch)))
             {
                 *lock(&self.panic) = Some(payload);
+                finished += PANICKED;
             }
-            self.finished.fetch_add(1, SeqCst);
+            self.finished.0.fetch_add(finished, SeqCst);
             self.notify();
         }
     }
 
     /// The state, if a job newer than `seen` is open.
     fn open_after(&self, seen: u64) -> Option<u64> {
-        let state = self.state.load(SeqCst);
+        let state = self.published.state.load(SeqCst);
         (state & OPEN != 0 && state >> 32 != seen).then_some(state)
     }
 
-    /// `start` is now.
-    fn wait_until(&self, mut start: Instant, ready: impl Fn() -> bool) {
+    fn wait_until(&self, ready: impl Fn() -> bool) {
         loop {
-            while start.elapsed() < SPIN {
+            let mut start = None;
+            loop {
                 for _ in 0..32 {
                     if ready() {
                         return;
                     }
                     std::hint::spin_loop();
+                }
+                // Most waits are over by now.
+                if start.get_or_insert_with(Instant::now).elapsed() > SPIN {
+                    break;
                 }
             }
             // Registered before the last look: whoever changes what we wait for afterwards sees a sleeper.
@@ -166,7 +206,6 @@ impl Shared {
             self.sleepers.fetch_sub(1, SeqCst);
             drop(guard);
             // What it was woken for may be over; the next job mostly comes soon.
-            start = Instant::now();
         }
     }
 
@@ -198,6 +237,7 @@ pub(super) fn pin(core: usize) -> bool {
 
 /// The work queue of a job: items `0..items`, claimed in portions that become smaller, so that claims are few and workers end
 /// together.
+#[repr(align(128))]
 pub(crate) struct WorkQueue {
     next: AtomicUsize,
     items: usize,
@@ -223,11 +263,11 @@ impl WorkQueue {
     /// The next items to do; `None` when all are taken.
     pub(crate) fn next(&self) -> Option<Range<usize>> {
         // Relaxed: only the counter itself is shared; results are published when the job ends.
-        let mut start = self.next.load(Ordering::Relaxed);
+        let mut start = self.next.load(Relaxed);
         while start < self.items {
             let left = self.items - start;
             let end = start + (left / self.part).clamp(self.least, self.most).min(left);
-            match self.next.compare_exchange_weak(start, end, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.next.compare_exchange_weak(start, end, Relaxed, Relaxed) {
                 Ok(_) => return Some(start..end),
                 Err(now) => start = now,
             }

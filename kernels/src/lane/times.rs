@@ -1,4 +1,4 @@
-//! Where a lane's time goes, op by op: plain counters of its owner, always on.
+//! Where a lane's time goes, op by op: plain counters of its owner, for who asks.
 
 use std::fmt;
 use std::time::Duration;

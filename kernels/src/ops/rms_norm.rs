@@ -64,11 +64,25 @@ impl Norm<'_> {
     #[inline(always)]
     pub(super) fn write<S: Simd>(self, s: S, row: &[f32], out: &mut [f32]) {
         let inverse = inverse(s, row, self.eps);
-        let inputs = row.chunks(S::LANES).zip(self.weight.as_slice().chunks(S::LANES));
-        for ((x, weight), out) in inputs.zip(out.chunks_mut(S::LANES)) {
-            s.store_some(out, s.mul(s.mul(s.load_some(x), inverse), s.load_some(weight)));
+        // Whole vectors are loaded without a look at their lengths.
+        let whole = row.len() - row.len() % S::LANES;
+        let [(x, x_rest), (weight, weight_rest)] =
+            [row, self.weight.as_slice()].map(|all| all.split_at(whole));
+        let (out, out_rest) = out.split_at_mut(whole);
+        let vectors = x.chunks_exact(S::LANES).zip(weight.chunks_exact(S::LANES));
+        for ((x, weight), out) in vectors.zip(out.chunks_exact_mut(S::LANES)) {
+            normal(s, inverse, x, weight, out);
+        }
+        if !x_rest.is_empty() {
+            normal(s, inverse, x_rest, weight_rest, out_rest);
         }
     }
+}
+
+/// `x * inverse * weight`, of a vector at most.
+#[inline(always)]
+fn normal<S: Simd>(s: S, inverse: S::F, x: &[f32], weight: &[f32], out: &mut [f32]) {
+    s.store_some(out, s.mul(s.mul(s.load_some(x), inverse), s.load_some(weight)));
 }
 
 struct Normalise<'a> {
@@ -117,11 +131,16 @@ impl Kernel for AddNormal<'_> {
 fn inverse<S: Simd>(s: S, x: &[f32], eps: f32) -> S::F {
     // Two chains hide the latency of the additions.
     let mut sums = [s.splat(0.0); 2];
-    for pair in x.chunks(2 * S::LANES) {
-        for (sum, x) in sums.iter_mut().zip(pair.chunks(S::LANES)) {
+    let mut pairs = x.chunks_exact(2 * S::LANES);
+    for pair in &mut pairs {
+        for (sum, x) in sums.iter_mut().zip(pair.chunks_exact(S::LANES)) {
             let x = s.load_some(x);
             *sum = s.mul_add(x, x, *sum);
         }
+    }
+    for (sum, x) in sums.iter_mut().zip(pairs.remainder().chunks(S::LANES)) {
+        let x = s.load_some(x);
+        *sum = s.mul_add(x, x, *sum);
     }
     let mean = s.sum(s.add(sums[0], sums[1])) / x.len() as f32;
     s.splat(1.0 / (mean + eps).sqrt())

@@ -128,7 +128,7 @@ impl Workload {
         let samples: Vec<SampleRow<'_>> = (0..n).map(sample).collect();
         let mut drawn = vec![0; n];
 
-        self.lane.reset_times();
+        self.lane.count_times();
         let begin = Instant::now();
         self.model.forward(&self.lane, &mut self.kv, &mut self.scratch, &pass);
         let forward = begin.elapsed();

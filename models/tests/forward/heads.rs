@@ -66,7 +66,10 @@ fn load(case: &str, dtype: Dtype) -> (Model, Model) {
 
 impl Pair {
     fn new(case: &str, dtype: Dtype) -> Pair {
-        let (target, head) = load(case, dtype);
+        Pair::of(load(case, dtype))
+    }
+
+    fn of((target, head): (Model, Model)) -> Pair {
         let pages = Features::new(BLOCKS, BLOCK_SIZE, head.config().hidden);
         let mut verify = target.scratch(MAX_ROWS, MAX_ROWS);
         head.attach(&mut verify, pages.clone());
@@ -272,6 +275,48 @@ fn heads_propose_what_the_reference_does() {
             pairs.for_each(|(found, sure)| assert!((found - sure).abs() < 1e-4, "{case}: {found}, {sure}"));
             // KV of proposals is never kept.
             computed = *known;
+        }
+    }
+}
+
+/// Heads with a vocabulary of their own, in passes of more and fewer rows, each against one that had no pass before.
+#[test]
+fn a_pass_leaves_nothing_in_the_logits_of_the_next() {
+    let block = BlockSpec {
+        rows: 6,
+        from_anchor: true,
+        causal: false,
+        markov: Some(MarkovSpec { kind: MarkovKind::Gated, rank: 8 }),
+        confidence: None,
+    };
+    let kinds = [
+        (HeadKind::Steps, None),
+        (HeadKind::Block(BlockSpec { markov: None, ..block }), Some(9)),
+        (HeadKind::Block(block), Some(9)),
+    ];
+    for (kind, mask) in kinds {
+        let make = || {
+            let spec = synthetic::SyntheticSpec::preset("tiny").unwrap();
+            let (target, _) = synthetic::pair(&spec, Dtype::F32, &mut |_| {}).unwrap();
+            let shape = (target.config().vocab / 2, kind, mask);
+            let head = synthetic::head_of_kind(&target, &[0, 1], shape, 5, Dtype::F32).unwrap();
+            Pair::of((target, head))
+        };
+        let run = |pair: &mut Pair, k: usize| {
+            let text: Vec<u32> = (0..k as u32).map(|i| 3 + 7 * i).collect();
+            let begins = |position: usize, to: &mut [f32]| to.fill(0.1 * (1 + position) as f32);
+            match &kind {
+                HeadKind::Block(block) => pair.block(block, 4, (0, 3), &text, &[1], begins),
+                _ => pair.draft(&text, (0, k), &[1], begins),
+            }
+        };
+        let mut pair = make();
+        for k in [2, 5, 1, 4, 5] {
+            let (found, fresh) = (run(&mut pair, k), run(&mut make(), k));
+            assert_eq!(found.len(), k);
+            let own = found[k - 1].iter().filter(|logit| logit.is_finite()).count();
+            assert_eq!(own, pair.target.config().vocab / 2, "{kind:?}");
+            assert!(found == fresh, "{kind:?}, {k}");
         }
     }
 }

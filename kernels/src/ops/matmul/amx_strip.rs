@@ -66,6 +66,13 @@ pub(crate) fn lay<S: Simd>(s: S, row: &[f32], block: &mut [bf16], slot: usize) {
     let steps = block.chunks_exact_mut(TILE * DEPTH);
     for (step, inputs) in steps.zip(row.chunks(DEPTH)) {
         let to = &mut step[slot * DEPTH..(slot + 1) * DEPTH];
+        if inputs.len() == DEPTH {
+            for (to, inputs) in to.chunks_exact_mut(S::LANES).zip(inputs.chunks_exact(S::LANES)) {
+                // SAFETY: both are as long as a vector.
+                unsafe { s.store_bf16(to.as_mut_ptr(), s.load(inputs.as_ptr())) };
+            }
+            continue;
+        }
         for (i, to) in to.chunks_exact_mut(S::LANES).enumerate() {
             let inputs = inputs.get(i * S::LANES..).unwrap_or_default();
             // SAFETY: the chunk is as long as a vector.

@@ -3,7 +3,7 @@
 //! Each output element is one chain of additions over the inputs in order, then the bias, then the old value. On
 //! AVX-512 BF16 and AMX the activations are rounded to bf16 where the weights are bf16; where the weights are int8 the activations are
 //! quantised to int8, and the chain goes block by block (`simd/int8.rs`): there all sets give the same bits; so it is in int4. With AMX,
-//! bf16 goes in tiles (`amx_strip.rs`), and so do int8 and int4 among many rows (`amx_whole.rs`). Workers divide strips of 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
+//! bf16 goes in tiles (`amx_strip.rs`), and so do int8 and int4 among many rows (`amx_whole.rs`). Workers divide strips of 32 or 64 outputs; each packs the activations it needs for itself: that is cheaper than a barrier.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx_strip;
@@ -16,7 +16,7 @@ pub use self::experts::{Groups, matmul_experts, matmul_experts_activated};
 use super::Norm;
 use super::activate::{Activation, Row, activate};
 use crate::isa::Supported;
-use crate::memory::{FourBitForm, Matrix, Panels, SharedRows, Vector, View, ViewMut};
+use crate::memory::{FourBitForm, Matrix, PANEL, Panels, SharedRows, Vector, View, ViewMut};
 use crate::ops::write::Write;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::dispatch_tiles;
@@ -39,6 +39,11 @@ fn slab(isa: Isa) -> usize {
 /// asked further ahead than 2.5 KiB; on other processors nothing nearer than 8 KiB was measured.
 fn ahead(isa: Isa) -> usize {
     if isa == Isa::Amx { 2304 } else { 8 * 1024 }
+}
+
+/// Outputs of a strip: tiles go through one panel after the other, vectors through two at once.
+fn strip(isa: Isa, w: &Matrix) -> usize {
+    if isa == Isa::Amx && matches!(w.panels(), Panels::Bf16(_)) { PANEL } else { STRIP }
 }
 
 /// Multiplies each row of `x` by the matrix.
@@ -167,9 +172,10 @@ fn run_slabs<'a>(
     // Items go slab by slab, each through all strips; a strip that is activated goes with those that it is the gates of.
     let isa = lane.supported();
     let gated = activated.is_some_and(|activated| activated.gated);
-    let strips = out_features.div_ceil(STRIP) / if gated { 2 } else { 1 };
+    let strip = strip(isa.isa(), job.w);
+    let strips = out_features.div_ceil(strip) / if gated { 2 } else { 1 };
     // Read at some 40 GB/s, or multiplied at some 450 GFLOP/s.
-    let weights = STRIP * inputs * if gated { 2 } else { 1 };
+    let weights = strip * inputs * if gated { 2 } else { 1 };
     let item_ns = (weights * job.w.dtype().bits() / 320).max(weights * slab_rows / 225);
     lane.run(op, slabs * strips, item_ns, &|queue, scratch| {
         let mut packed = None;
@@ -180,8 +186,8 @@ fn run_slabs<'a>(
                 let end = items.end.min((slab + 1) * strips);
                 let (Biased { w, bias }, rows) = part(slab);
                 let job = &Job { w, bias, ..*job };
-                let first = items.start % strips * STRIP..(end - slab * strips) * STRIP;
-                let second = gated.then_some(strips * STRIP + first.start..strips * STRIP + first.end);
+                let first = items.start % strips * strip..(end - slab * strips) * strip;
+                let second = gated.then_some(strips * strip + first.start..strips * strip + first.end);
                 for outputs in [Some(first.clone()), second].into_iter().flatten() {
                     let fresh = packed.replace(slab) != Some(slab);
                     let outputs = outputs.start..outputs.end.min(out_features);

@@ -12,7 +12,7 @@ use crate::ops::write::Write;
 use crate::simd::{Ask, Product, Simd, Steps, packed_words};
 use std::ops::Range;
 
-/// Outputs of a strip, the least that one worker does at a time: two panels.
+/// Outputs of a strip of vectors, the least that one worker does at a time: two panels.
 pub(super) const STRIP: usize = 2 * PANEL;
 
 /// A matmul.
