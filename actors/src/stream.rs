@@ -9,11 +9,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use actix::Recipient;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::coop::consume_budget;
 
 use faser_engine::{EmittedTokens, FinishReason, SeqId, Usage};
 
 use crate::message::Message;
-use crate::requests::Updates;
 
 /// What a stream brings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,100 @@ pub enum Update {
         /// What it took.
         usage: Usage,
     },
+}
+
+/// Updates for which a reader is woken once, who looks at an output when it is whole: so many are read in less time than a pass takes.
+const UPDATES_AT_ONCE: usize = 32;
+
+/// The two ends of a request, with room for so many updates. The reader of an output that is looked at when it is `whole` is woken seldom.
+pub(crate) fn updates(capacity: usize, whole: bool) -> (UpdateSender, Updates) {
+    let (sender, receiver) = mpsc::channel(capacity);
+    let seldom = whole.then(Seldom::default);
+    let wake = seldom.as_ref().map(|seldom| seldom.wake.clone());
+    (UpdateSender { sender, seldom }, Updates { receiver, wake })
+}
+
+/// The dispatcher's end of a request.
+#[derive(Debug)]
+pub(crate) struct UpdateSender {
+    sender: mpsc::Sender<Update>,
+    /// Dropped behind it.
+    seldom: Option<Seldom>,
+}
+
+impl UpdateSender {
+    /// Hands an update over; false if there is no room for it. A reader that is gone has asked for cancellation already.
+    pub(crate) fn send(&mut self, update: Update) -> bool {
+        let last = matches!(update, Update::Finished { .. });
+        let sent = self.sender.try_send(update);
+        if let Some(seldom) = &mut self.seldom {
+            seldom.sent(last);
+        }
+        !matches!(sent, Err(mpsc::error::TrySendError::Full(_)))
+    }
+
+    /// Nobody reads any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+}
+
+/// Wakes a reader for the first update, and from then on once for many: waking takes a core from a lane, for as long as half a draft step of a
+/// small model takes.
+#[derive(Debug, Default)]
+struct Seldom {
+    wake: Arc<Notify>,
+    updates: usize,
+}
+
+impl Seldom {
+    fn sent(&mut self, last: bool) {
+        if last || self.updates.is_multiple_of(UPDATES_AT_ONCE) {
+            self.wake.notify_one();
+        }
+        self.updates += 1;
+    }
+}
+
+impl Drop for Seldom {
+    /// A stream may end without a last update.
+    fn drop(&mut self) {
+        self.wake.notify_one();
+    }
+}
+
+/// The reader's end of a request.
+#[derive(Debug)]
+pub(crate) struct Updates {
+    receiver: mpsc::Receiver<Update>,
+    /// Told when there is something to read, where that is not with each update.
+    wake: Option<Arc<Notify>>,
+}
+
+impl Updates {
+    /// The next update; `None` when none is left and nobody can send one.
+    pub(crate) async fn recv(&mut self) -> Option<Update> {
+        let Some(wake) = &self.wake else { return self.receiver.recv().await };
+        loop {
+            // As `recv` does: who has much to read leaves the thread to others now and then.
+            consume_budget().await;
+            match self.receiver.try_recv() {
+                Ok(update) => return Some(update),
+                Err(mpsc::error::TryRecvError::Disconnected) => return None,
+                Err(mpsc::error::TryRecvError::Empty) => wake.notified().await,
+            }
+        }
+    }
+
+    /// From now on whoever sends finds that nobody reads.
+    fn close(&mut self) {
+        self.receiver.close();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn into_receiver(self) -> mpsc::Receiver<Update> {
+        self.receiver
+    }
 }
 
 /// The tokens of one request. Dropping it before `Update::Finished` was seen cancels the request and frees its blocks.
@@ -119,13 +214,15 @@ impl Canceller {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
     use std::collections::HashSet;
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task;
     use std::time::Duration;
 
     use actix::{Actor, Context, Handler, System};
-    use tokio::sync::mpsc;
-
-    use crate::requests::Requests;
+    use faser_engine::{Emitted, Origin};
 
     /// Stands in for the dispatcher: slow, with a tiny mailbox, and it empties the set after every message.
     struct Slow {
@@ -152,6 +249,73 @@ mod tests {
         }
     }
 
+    fn token(token: u32) -> Update {
+        Update::Tokens([Emitted { token, origin: Origin::Target }].into_iter().collect())
+    }
+
+    /// Reads a stream to its end.
+    async fn read(mut stream: Updates, found: &RefCell<Vec<Update>>) {
+        while let Some(update) = stream.recv().await {
+            found.borrow_mut().push(update);
+        }
+    }
+
+    /// How often a reader is woken.
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn who_looks_at_the_whole_is_woken_for_the_first_tokens_for_many_more_and_for_the_end() {
+        let woken = Arc::new(Woken::default());
+        let waker = woken.clone().into();
+        let mut looks = task::Context::from_waker(&waker);
+        let tokens = 3 * UPDATES_AT_ONCE as u32;
+        let (mut sender, stream) = updates(tokens as usize + 1, true);
+        let found = RefCell::new(Vec::new());
+        let mut reader = pin!(read(stream, &found));
+        assert!(reader.as_mut().poll(&mut looks).is_pending());
+        let mut wakes = Vec::new();
+        for id in 0..tokens {
+            assert!(sender.send(token(id)));
+            // It looks when it is told to.
+            if woken.0.swap(0, Ordering::Relaxed) > 0 {
+                wakes.push(id as usize);
+                assert!(reader.as_mut().poll(&mut looks).is_pending());
+            }
+        }
+        assert_eq!(wakes, [0, UPDATES_AT_ONCE, 2 * UPDATES_AT_ONCE]);
+        assert_eq!(found.borrow().len(), 2 * UPDATES_AT_ONCE + 1);
+        let end = Update::Finished { reason: FinishReason::Length, usage: Usage::default() };
+        assert!(sender.send(end.clone()));
+        drop(sender);
+        assert!(woken.0.load(Ordering::Relaxed) > 0 && reader.as_mut().poll(&mut looks).is_ready());
+        assert_eq!(found.take(), (0..tokens).map(token).chain([end]).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn who_looks_at_the_whole_hears_that_there_is_no_more() {
+        let woken = Arc::new(Woken::default());
+        let waker = woken.clone().into();
+        let mut looks = task::Context::from_waker(&waker);
+        let (mut sender, stream) = updates(9, true);
+        let found = RefCell::new(Vec::new());
+        let mut reader = pin!(read(stream, &found));
+        assert!(sender.send(token(0)));
+        assert!(reader.as_mut().poll(&mut looks).is_pending());
+        assert!(sender.send(token(1)));
+        woken.0.store(0, Ordering::Relaxed);
+        drop(sender);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "the service was stopped");
+        assert!(reader.as_mut().poll(&mut looks).is_ready());
+        assert_eq!(found.take(), [token(0), token(1)]);
+    }
+
     #[test]
     fn no_drop_is_lost_however_full_the_mailbox_is() {
         const STREAMS: u64 = 400;
@@ -165,7 +329,7 @@ mod tests {
                     let canceller = canceller.clone();
                     std::thread::spawn(move || {
                         for seq in (dropper..STREAMS).step_by(4).map(SeqId) {
-                            let updates = Requests::default().open(seq, 1, Arc::default(), false);
+                            let (_sender, updates) = updates(1, false);
                             drop(TokenStream::new(seq, updates, canceller.clone()));
                         }
                     })
