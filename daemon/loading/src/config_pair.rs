@@ -13,7 +13,7 @@ use faser_models::{
 };
 use faser_topology::DraftPlace;
 
-use crate::draft_dtype::{draft_dtype, held_apart};
+use crate::draft_dtype::draft_dtype;
 use crate::error::LoadError;
 use crate::locate;
 
@@ -148,7 +148,6 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
     pair.notes.extend(without_rows(pair.tokenizer.left_out()));
     pair.notes.extend(pair.draft.as_ref().and_then(kind_of_draft));
     pair.weights.draft_dtype = draft_dtype(config, pair.draft.is_some(), on_gpu);
-    pair.notes.extend(held_apart(config, pair.weights.draft_dtype));
     for (which, source, dtype) in [
         ("target", Some(&pair.weights.target), pair.weights.dtype),
         ("draft", pair.weights.draft.as_ref(), pair.weights.draft_dtype),

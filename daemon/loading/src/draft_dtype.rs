@@ -13,19 +13,6 @@ pub(crate) fn draft_dtype(config: &Config, drafts: bool, on_gpu: bool) -> Dtype 
     }
 }
 
-/// What is to be said of a draft that is not held as its target.
-pub(crate) fn held_apart(config: &Config, draft: Dtype) -> Option<String> {
-    let target = config.model.dtype;
-    (draft != target).then(|| {
-        let why = if config.model.draft_dtype.is_some() {
-            "as `model.draft_dtype` says"
-        } else {
-            "the default on CPUs"
-        };
-        format!("draft: its matrices are held in {draft}, the target's in {target} ({why})")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,7 +38,6 @@ mod tests {
         ] {
             let config = with(yaml);
             assert_eq!(draft_dtype(&config, drafts, on_gpu), held, "{yaml}");
-            assert_eq!(held_apart(&config, held).is_some(), held != config.model.dtype, "{yaml}");
         }
     }
 }

@@ -20,7 +20,7 @@ use faser_topology::{
 use serde::Serialize;
 
 use crate::config_pair::{Watch, all_target_shards, model_name, target_config};
-use crate::draft_dtype::{draft_dtype, held_apart};
+use crate::draft_dtype::draft_dtype;
 use crate::error::LoadError;
 use crate::fetch::fetched;
 use crate::locate;
@@ -151,7 +151,6 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     let (target_bytes, draft_bytes);
     target_bytes = |share: &_, dtype: &_| target.bytes(share, dtype);
     let draft_held = draft_dtype(config, of_draft.is_some(), on_gpu);
-    notes.extend(held_apart(config, draft_held));
     notes.extend(of_past_outputs(config));
     let held = draft_held.to_string();
     draft_bytes = |share: &_, dtype: &_| match &draft {
