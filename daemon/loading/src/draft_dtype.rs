@@ -3,8 +3,9 @@
 use faser_actors::Dtype;
 use faser_config::Config;
 
-/// In what the matrices of a draft are held, if there is one, beside a target that is held as `model.dtype` says. If nothing else is said, they are in int8 on CPUs
-/// beside bf16, where steps are shorter so (docs/results/2026-11-30-a-round-of-small-models.md), and on GPUs held as the target's.
+/// In what the matrices of a draft are held, if there is one, beside a target that is held as `model.dtype` says. If nothing else
+/// is said, they are in int8 on CPUs beside bf16, where steps are shorter so (docs/results/2026-11-30-a-round-of-small-models.md), and
+/// on GPUs held as the target's.
 pub(crate) fn draft_dtype(config: &Config, drafts: bool, on_gpu: bool) -> Dtype {
     match (config.model.draft_dtype, config.model.dtype) {
         (Some(asked), _) => asked,
