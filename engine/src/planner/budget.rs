@@ -228,7 +228,7 @@ impl Budget {
     /// The goodput of a round of this batch without proposals.
     pub(super) fn plain_goodput(&self, batch: &Batch<'_>, costs: &PartitionCosts) -> f64 {
         let [plain_s, _] = self.between_s;
-        Pass::new(batch, costs, 0, 0.0).choice(plain_s, 0).rate()
+        Pass::new(batch, costs).choice(plain_s, 0).rate()
     }
 
     /// The highest value of a round: its tokens, less those that its time would bring at this goodput.
@@ -245,10 +245,7 @@ impl Budget {
         costs: &PartitionCosts,
         value: impl Fn(&Choice) -> f64,
     ) -> Choice {
-        let ready = batch.candidates.iter().map(|candidate| candidate.ready).sum();
-        let expected: f64 =
-            batch.candidates.iter().map(|candidate| f64::from(candidate.expected * candidate.weight)).sum();
-        let mut pass = Pass::new(batch, costs, ready, expected);
+        let mut pass = Pass::new(batch, costs).with_ready(batch.candidates);
         let mut draft = DraftTime { passes: self.needs.passes, ..DraftTime::default() };
         let masked = self.needs.passes.is_one();
         self.survivals.clear();
@@ -300,7 +297,7 @@ impl Budget {
         lengths: &mut Vec<usize>,
     ) {
         lengths.clear();
-        let mut pass = Pass::new(batch, costs, 0, 0.0);
+        let mut pass = Pass::new(batch, costs);
         let mut whole = pass.with_ready(batch.candidates);
         let cost = goodput * (whole.seconds() - pass.seconds());
         if whole.proposals <= batch.rows && cost < MIN_TRIM_GAIN * whole.committed {
@@ -379,20 +376,19 @@ struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    fn new(batch: &Batch<'_>, costs: &'a PartitionCosts, proposals: usize, expected: f64) -> Pass<'a> {
+    /// Without proposals.
+    fn new(batch: &Batch<'_>, costs: &'a PartitionCosts) -> Pass<'a> {
         let (anchors, prefill) = (batch.candidates.len(), batch.prefill);
-        let rows = anchors + proposals;
         Pass {
             costs,
             displaced: batch.displaced,
-            line: costs.verify.line(rows + prefill.beside(rows)),
+            line: costs.verify.line(anchors + prefill.beside(anchors)),
             anchors,
             prefill,
             prefill_row_s: prefill.row_s(anchors, &costs.verify),
             reach: Reach::single(batch.candidates.iter().map(|candidate| candidate.context).sum()),
-            proposals,
-            committed: batch.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum::<f64>()
-                + expected,
+            proposals: 0,
+            committed: batch.candidates.iter().map(|candidate| f64::from(candidate.weight)).sum(),
         }
     }
 
@@ -530,6 +526,38 @@ mod tests {
         assert!((saved(49, 0) - 3.0 / 7.0).abs() < 1e-9, "{}", saved(49, 0));
         assert!((saved(2, 9) - 0.0).abs() < 1e-9 && saved(17, 100) > 0.0);
         assert_eq!([saved(1, 0), saved(1, 9), saved(0, 3)], [0.0; 3]);
+    }
+
+    #[test]
+    fn what_is_ready_costs_its_attention_before_it_pays_for_others() {
+        // Behind 6,000 tokens a row's attention takes 0.6 ms, and reading them 1.2 ms.
+        let attention = AttentionCost { per_kv_fs: 200_000_000, per_row_fs: 100_000_000 };
+        let costs =
+            PartitionCosts { draft: PassCost::nothing(), verify: PassCost::linear(1000, 20, attention) };
+        let offered = Candidate {
+            useful: 15,
+            ready: 15,
+            expected: 14.5,
+            survival: 0.95,
+            context: 6000,
+            drafts: false,
+            ..Candidate::fresh()
+        };
+        let batch = Batch {
+            candidates: &[offered],
+            rows: 64,
+            prefill: Prefill::default(),
+            displaced: Displaced::default(),
+        };
+        let mut budget = Budget::new(DraftSource::Lookup.needs());
+        let (goodput, _) = budget.goodput(&batch, &costs);
+        let pass_s = costs.verify.seconds(16, Reach { kv: 6000, rows: 16 * 6000 });
+        assert!((goodput - 15.5 / pass_s).abs() < 1e-6 * goodput, "{goodput} {pass_s}");
+        // So all of them are worth a pass of that price.
+        let mut lengths = Vec::new();
+        let acceptances = std::iter::once(std::iter::repeat_n(0.995, 15));
+        budget.trim(&batch, acceptances, goodput, &costs, &mut lengths);
+        assert_eq!(lengths, [15]);
     }
 
     #[test]
