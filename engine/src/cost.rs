@@ -41,6 +41,11 @@ impl Reach {
     /// Rows at position 0.
     pub const NONE: Reach = Reach { kv: 0, rows: 0 };
 
+    /// The last rows of a sequence, which ends at position `context`.
+    pub(crate) fn last(rows: usize, context: usize) -> Reach {
+        Reach { kv: context, rows: rows * context.saturating_sub(rows / 2) }
+    }
+
     /// One row per chunk, at positions whose sum is `context`.
     pub fn single(context: usize) -> Reach {
         Reach { kv: context, rows: context }
@@ -72,8 +77,34 @@ impl AttentionCost {
         }
     }
 
-    fn seconds(self, reach: Reach) -> f64 {
-        (self.per_kv_fs as f64 * reach.kv as f64 + self.per_row_fs as f64 * reach.rows as f64) * 1e-15
+    /// Seconds of what is read, and of what rows attend to.
+    fn seconds(self, reach: Reach) -> AttentionParts {
+        let seconds = |fs: u64, of: usize| fs as f64 * of as f64 * 1e-15;
+        AttentionParts { kv: seconds(self.per_kv_fs, reach.kv), rows: seconds(self.per_row_fs, reach.rows) }
+    }
+}
+
+/// Something of each part of attention: of reading keys and values, and of what rows attend to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionParts {
+    /// Of what is read.
+    pub kv: f64,
+    /// Of what rows attend to.
+    pub rows: f64,
+}
+
+impl AttentionParts {
+    /// The same of both.
+    pub const fn both(value: f64) -> AttentionParts {
+        AttentionParts { kv: value, rows: value }
+    }
+
+    fn with(self, other: AttentionParts, of: impl Fn(f64, f64) -> f64) -> AttentionParts {
+        AttentionParts { kv: of(self.kv, other.kv), rows: of(self.rows, other.rows) }
+    }
+
+    fn sum(self) -> f64 {
+        self.kv + self.rows
     }
 }
 
@@ -82,13 +113,13 @@ impl AttentionCost {
 pub struct Correction {
     /// Its points, in the mean of those that are known, as the logarithm of a factor: passes that contradict each other move what goes by them nowhere.
     pub points: f64,
-    /// Attention, as a factor.
-    pub attention: f64,
+    /// Attention, as factors.
+    pub attention: AttentionParts,
 }
 
 impl Default for Correction {
     fn default() -> Correction {
-        Correction { points: 0.0, attention: 1.0 }
+        Correction { points: 0.0, attention: AttentionParts::both(1.0) }
     }
 }
 
@@ -168,8 +199,8 @@ pub struct PassCost {
     /// Of each point, how far it is known by passes that came near: 0 to 1.
     known: Vec<f64>,
     attention: AttentionCost,
-    /// How many times as much attention costs as it says, as passes have taught.
-    attention_times: f64,
+    /// How many times as much attention costs as it says, as passes have taught: prompts of what rows attend to, and single rows of what is read.
+    attention_times: AttentionParts,
     /// Ranks that rows are divided among, each of which has its own pass at the same time.
     ranks: usize,
     /// The points' seconds before a pass was looked at.
@@ -198,7 +229,8 @@ impl PassCost {
         let doublings = points.iter().map(|&(rows, _)| (rows as f64).log2()).collect();
         let known = vec![0.0; points.len()];
         let before = Work(known.clone());
-        PassCost { points, doublings, known, attention, attention_times: 1.0, ranks: 1, before }
+        let attention_times = AttentionParts::both(1.0);
+        PassCost { points, doublings, known, attention, attention_times, ranks: 1, before }
     }
 
     /// The same, with rows divided evenly among so many ranks that each have a pass of their own at the same time: what is asked for and observed from
@@ -214,8 +246,9 @@ impl PassCost {
     }
 
     /// Seconds of so many rows of one sequence, which are all on its rank.
-    pub(crate) fn seconds_of_one(&self, rows: usize) -> f64 {
-        self.seconds(rows * self.ranks, Reach::NONE)
+    pub(crate) fn seconds_of_one(&self, rows: usize, Reach { kv, rows: of_rows }: Reach) -> f64 {
+        let of_all = Reach { kv: kv * self.ranks, rows: of_rows * self.ranks };
+        self.seconds(rows * self.ranks, of_all)
     }
 
     /// What a rank has of so many rows.
@@ -264,7 +297,11 @@ impl PassCost {
 
     /// Seconds of them that are attention's.
     pub(crate) fn attention_seconds(&self, reach: Reach) -> f64 {
-        self.attention_times * self.attention.seconds(reach)
+        self.attention_parts(reach).sum()
+    }
+
+    fn attention_parts(&self, reach: Reach) -> AttentionParts {
+        self.attention_times.with(self.attention.seconds(reach), |times, seconds| times * seconds)
     }
 
     /// Seconds that a row adds to a pass of about so many: the slope over a good part of them, so that steps count as what they are in the mean.
@@ -309,11 +346,13 @@ impl PassCost {
         }
         let predicted = self.seconds(rows, reach);
         let (rows, reach) = self.of_a_rank(rows, reach);
-        let of_attention = self.attention_seconds(reach) / predicted;
+        let parts = self.attention_parts(reach);
+        let of_attention = parts.sum() / predicted;
         let error = (took.as_secs_f64() / predicted).clamp(1.0 / BELIEVED, BELIEVED).ln();
         let step = LEARNING_RATE * error * (1.0 - of_attention);
         let times_before = self.attention_times;
-        self.follow_attention(1.0 + LEARNING_RATE * error * of_attention);
+        let times = |part: f64| 1.0 + LEARNING_RATE * error * part / predicted;
+        self.follow_attention(AttentionParts { kv: times(parts.kv), rows: times(parts.rows) });
         let low = self.low(rows);
         let share = self.share(low, rows).clamp(0.0, 1.0);
         let pass = Place { doublings: (rows as f64).log2(), low, share };
@@ -328,7 +367,7 @@ impl PassCost {
             let near = pass.near(i, self.doublings[i]);
             *known = *known * KNOWN_MEMORY + KNOWN_RATE * near * near * (1.0 - *known);
         }
-        Correction { points, attention: self.attention_times / times_before }
+        Correction { points, attention: self.attention_times.with(times_before, |now, before| now / before) }
     }
 
     /// How far its points went from where they were before, as the logarithm of a factor: in the mean, by how far they are known, of all alike
@@ -355,9 +394,9 @@ impl PassCost {
     }
 
     /// The same model's attention costs so many times as much as was believed, elsewhere on the device.
-    pub(crate) fn follow_attention(&mut self, times: f64) {
-        let times = self.attention_times * times;
-        self.attention_times = times.clamp(1.0 / MOST_ATTENTION_TIMES, MOST_ATTENTION_TIMES);
+    pub(crate) fn follow_attention(&mut self, times: AttentionParts) {
+        let within = |times: f64| times.clamp(1.0 / MOST_ATTENTION_TIMES, MOST_ATTENTION_TIMES);
+        self.attention_times = self.attention_times.with(times, |before, times| within(before * times));
     }
 
     /// More rows never cost less: what contradicts the point just learned gives way to it.
@@ -705,9 +744,28 @@ mod tests {
         assert!((0.8..1.25).contains(&drafts), "{drafts}");
         // What was learned on one partition is believed on another.
         let mut other = PassCost::linear(1000, 2, attention);
-        other.follow_attention(0.1);
+        other.follow_attention(AttentionParts::both(0.1));
         let reach = reach(187, 64);
         assert!((other.seconds(64, reach) / truth(64, reach) - 1.0).abs() < 0.05);
+    }
+
+    #[test]
+    fn prompts_behind_long_contexts_say_nothing_of_what_single_rows_read() {
+        let attention = AttentionCost { per_kv_fs: 400_000_000, per_row_fs: 40_000_000 };
+        let mut verify = PassCost::linear(1000, 20, attention);
+        let single = |verify: &PassCost| verify.seconds(1, Reach::single(10_000));
+        let profiled = single(&verify);
+        // What their rows attend to costs three times as much as was profiled.
+        for pass in 1..20 {
+            let reach = Reach::last(512, 512 * pass);
+            let took =
+                verify.seconds(512, Reach::NONE) + 3.0 * 40e-9 * reach.rows as f64 + 400e-9 * reach.kv as f64;
+            verify.observe(512, reach, duration(took));
+        }
+        assert!(single(&verify) < 1.25 * profiled, "{} {profiled}", single(&verify));
+        let reach = Reach::last(512, 10_000);
+        let found = verify.attention_seconds(reach);
+        assert!(found > 1.5 * (40e-9 * reach.rows as f64 + 400e-9 * reach.kv as f64), "{found}");
     }
 
     #[test]

@@ -176,9 +176,11 @@ impl Engine {
             weight: sequence.weight(self.now),
             tries: sequence.tries,
         };
-        if candidate.catches_up() > 0 && !candidate.tries && !self.planner.pays_to_catch_up(&candidate, costs)
-        {
-            candidate.useful = ready;
+        if candidate.catches_up() > 0 && !candidate.tries {
+            let begun = sequence.investment.is_open() || self.planner.may_begin_to_catch_up(&candidate);
+            if !begun || !self.planner.pays_to_catch_up(&candidate, costs) {
+                candidate.useful = ready;
+            }
         }
         candidate
     }
@@ -558,12 +560,13 @@ impl Engine {
         let teaches = !self.planner.is_cold(LaneKind::Draft, outcome.cold) && !beside;
         let believed_s = self.planner.waited_for_drafts(&shape, outcome.took, teaches);
         self.invest(&plan, &shape, believed_s);
-        let PassShape { rows, sequences, .. } = self.draft_shape;
+        let PassShape { sequences, .. } = self.draft_shape;
         let keeps_proposals = self.config.draft.needs().keeps_proposals;
         // Where rows are masks, those of a few proposals do not look like many that catch up.
         let caught_up: usize = plan.chunks.iter().map(|chunk| chunk.rows.len()).sum();
         if teaches && caught_up > 3 * sequences {
-            self.planner.timed_catch_up(rows, if masked { 1 } else { steps }, outcome.took);
+            let steps = if masked { 1 } else { steps };
+            self.planner.timed_catch_up(&PassShape { steps, ..self.draft_shape }, outcome.took);
         }
         if masked {
             // Rows that catch up have no logits.
@@ -575,7 +578,8 @@ impl Engine {
             let planned = plan.chunks.len().max(1);
             let sequences = (drafted * sequences).div_ceil(steps * planned);
             let context = self.draft_shape.reach.kv * sequences / self.draft_shape.sequences.max(1);
-            let reach = Reach::single(context);
+            let rows = self.draft_shape.reach.rows * sequences / self.draft_shape.sequences.max(1);
+            let reach = Reach { kv: context, rows };
             let shape = PassShape { steps, sequences, reach, ..self.draft_shape };
             self.planner.timed_draft(&shape, outcome.took);
         }
@@ -714,7 +718,7 @@ fn part_of(plan: &DraftPlan, rank: usize) -> PassShape {
             _ => {
                 shape.rows += known;
                 shape.reach.kv += start + known;
-                shape.reach.rows += start + known;
+                shape.reach.rows += Reach::last(known, start + known).rows;
                 shape.steps = shape.steps.max(*steps);
             }
         }

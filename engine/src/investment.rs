@@ -14,6 +14,11 @@ impl Investment {
         self.tokens = to_come;
     }
 
+    /// Is anything to be settled yet?
+    pub(crate) fn is_open(&self) -> bool {
+        self.seconds > 0.0
+    }
+
     /// Of so many tokens that came, their part: all that is left, once as many came as were expected.
     pub(crate) fn settle(&mut self, tokens: usize) -> f64 {
         let due = if tokens < self.tokens {

@@ -55,6 +55,11 @@ const FURTHER_STEPS: usize = 4;
 const NEW_TIME: f64 = 0.25;
 /// Passes of a lane in a row of which the device did something for the first time; the next are how passes are.
 const COLD_IN_A_ROW: u32 = 16;
+/// The weight of a new plan in how many times as long as foreseen those take that catch up, and the most that is believed. By every verify pass what is
+/// more than once fades by so much: where they seem too dear none tells otherwise.
+const NEW_CATCH_UP: f64 = 0.5;
+const CATCH_UP_FADES: f64 = 0.001;
+const MOST_CATCH_UP_TIMES: f64 = 16.0;
 
 /// A plan as far as its cost goes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -123,6 +128,8 @@ pub(crate) struct Planner {
     verify_s: f64,
     step_s: f64,
     catch_up_row_s: f64,
+    /// Plans that catch up take so many times as long as the tables say: those say nothing of rows behind a long context but what few of them took.
+    catch_up_times: f64,
     /// This round's proposals are there to be learned from.
     probing: bool,
     /// What the source needs of draft passes.
@@ -186,6 +193,7 @@ impl Planner {
             verify_s: 0.0,
             step_s: 0.0,
             catch_up_row_s: 0.0,
+            catch_up_times: 1.0,
             probing: false,
             needs,
             budget: Budget::new(needs),
@@ -222,6 +230,7 @@ impl Planner {
     /// Takes over what passes cost, measured anew.
     pub(crate) fn profiled(&mut self, partitions: &[PartitionCosts]) {
         self.partitions = divided(partitions.to_vec(), self.copies);
+        self.catch_up_times = 1.0;
         self.ahead.forget();
         self.steering.profiled(partitions);
     }
@@ -447,20 +456,32 @@ impl Planner {
     pub(crate) fn pays_to_catch_up(&self, candidate: &Candidate, costs_by_length: &[f64; K_LIMIT]) -> bool {
         !self.predicts() || {
             let (mut survival, mut brought, mut best) = (1.0, 0.0, 0.0_f64);
-            for (_, cost) in (candidate.ready..candidate.useful).zip(costs_by_length) {
+            let verify = &self.partitions[0].verify;
+            let read = self.goodput * verify.attention_seconds(Reach { kv: 0, rows: candidate.context });
+            let lengths = candidate.ready..candidate.useful;
+            for ((_, cost), rows) in lengths.zip(costs_by_length).zip(1..) {
                 survival *= f64::from(candidate.typical);
                 brought += survival;
                 let saved = brought * f64::from(candidate.weight) * self.saved_round;
-                best = best.max((saved - cost) / (1.0 + brought));
+                best = best.max((saved - cost - f64::from(rows) * read) / (1.0 + brought));
             }
             best > 0.0 && best * candidate.to_come as f64 > self.goodput * self.catch_up_s(candidate)
         }
     }
 
+    /// Would the account wait for what that brings, if it has not begun yet?
+    pub(crate) fn may_begin_to_catch_up(&self, candidate: &Candidate) -> bool {
+        !self.predicts() || {
+            let round_s = self.partitions[0].verify.seconds(1, Reach::single(candidate.context));
+            self.steering.may_begin(self.catch_up_s(candidate), round_s)
+        }
+    }
+
     /// Seconds that a draft step is longer by the rows that a candidate is behind.
     fn catch_up_s(&self, candidate: &Candidate) -> f64 {
-        let seconds = |rows| self.partitions[0].draft.seconds_of_one(rows);
-        (seconds(candidate.catches_up().max(1)) - seconds(1)).max(0.0)
+        let Candidate { context, .. } = *candidate;
+        let seconds = |rows| self.partitions[0].draft.seconds_of_one(rows, Reach::last(rows, context));
+        self.catch_up_times * (seconds(candidate.catches_up().max(1)) - seconds(1)).max(0.0)
     }
 
     /// Is it long enough since anyone was given a proposal, beside the time that so many rounds of so many take, and does the account hold its catching
@@ -470,18 +491,19 @@ impl Planner {
         let seconds = |cost: &PassCost, rows| cost.seconds(rows, Reach::NONE);
         let rows_s = self.longer_by_s(k, verify);
         let further_s = seconds(draft, 1 + self.needs.rows_behind(k));
-        let first_s = draft.seconds_of_one(candidate.missing.max(1));
-        let probe_s = first_s + f64::from(rounds - 1) * further_s + f64::from(rounds) * rows_s;
+        let first_s = draft.seconds_of_one(candidate.rows(), Reach::NONE);
+        let catch_up_s = self.catch_up_s(candidate);
+        let probe_s = catch_up_s + first_s + f64::from(rounds - 1) * further_s + f64::from(rounds) * rows_s;
         let quiet_s = f64::from(quiet_rounds) * self.verify_s;
-        probe_s <= PROBE_SHARE * quiet_s && self.steering.affords(self.catch_up_s(candidate))
+        probe_s <= PROBE_SHARE * quiet_s && self.steering.affords(catch_up_s)
     }
 
     /// Is a draft plan that only catches up, by so many rows, worth what any plan takes, where that has so many proposals accepted a round sooner, and
     /// does the account hold it?
     pub(crate) fn affords_catching_up(&self, rows: usize, accepted: f64) -> bool {
         self.partitions.first().is_some_and(|PartitionCosts { draft, .. }| {
-            let plan = self.goodput * draft.seconds_of_one(1);
-            plan <= accepted && self.steering.affords(draft.seconds_of_one(rows))
+            let seconds = |rows| draft.seconds_of_one(rows, Reach::NONE);
+            self.goodput * seconds(1) <= accepted && self.steering.affords(seconds(rows))
         })
     }
 
@@ -640,6 +662,7 @@ impl Planner {
         now: Duration,
     ) -> Option<Duration> {
         observe(&mut self.verify_s, took.as_secs_f64());
+        self.catch_up_times -= CATCH_UP_FADES * (self.catch_up_times - 1.0).max(0.0);
         let whole = self.predicted_verify(shape);
         let shorter = whole.map_or(1.0, |whole| {
             let rest = PassShape { rows: shape.rows - pruned.rows.min(shape.rows), ..*shape };
@@ -733,7 +756,8 @@ impl Planner {
     /// What the tables say of a draft plan: a first step with all its rows, then one row per sequence.
     pub(crate) fn predicted_draft(&self, shape: &PassShape) -> Option<Duration> {
         let draft = &self.partitions.get(shape.partition.0)?.draft;
-        let further = shape.steps.saturating_sub(1) as f64 * draft.seconds(shape.sequences, shape.reach);
+        let further_s = draft.seconds(shape.sequences, Reach::single(shape.reach.kv));
+        let further = shape.steps.saturating_sub(1) as f64 * further_s;
         Some(Duration::from_secs_f64(draft.seconds(shape.rows, shape.reach) + further))
     }
 
@@ -796,19 +820,32 @@ impl Planner {
             // Steps of as many rows as the first pass are of the same point.
             let further = if rows == sequences { 0 } else { steps.saturating_sub(1) as u32 };
             let took = if rows == sequences { took / steps.max(1) as u32 } else { took };
-            let [first_s, further_s] = [rows, sequences].map(|rows| draft.seconds(rows, shape.reach));
+            let further_reach = Reach::single(shape.reach.kv);
+            let [first_s, further_s] = [(rows, shape.reach), (sequences, further_reach)]
+                .map(|(rows, reach)| draft.seconds(rows, reach));
             // What all took beyond what the tables say, each took by the same factor.
             let times = took.as_secs_f64() / (first_s + f64::from(further) * further_s);
             draft.observe(rows, shape.reach, Duration::from_secs_f64(times * first_s));
             if further > 0 {
-                draft.observe(sequences, shape.reach, Duration::from_secs_f64(times * further_s));
+                draft.observe(sequences, further_reach, Duration::from_secs_f64(times * further_s));
             }
         }
     }
 
-    /// A draft plan was timed whose first step had so many rows, most of which caught up.
-    pub(crate) fn timed_catch_up(&mut self, rows: usize, steps: usize, took: Duration) {
-        let took_s = took.as_secs_f64();
+    /// A draft plan was timed, most of whose rows caught up in its first step.
+    pub(crate) fn timed_catch_up(&mut self, shape: &PassShape, took: Duration) {
+        let (PassShape { rows, steps, .. }, took_s) = (*shape, took.as_secs_f64());
+        let predicted = |shape: &PassShape| Some(self.predicted_draft(shape)?.as_secs_f64());
+        // Of few rows the tables know what they take.
+        if rows > (K_LIMIT + 1) * shape.sequences
+            && shape.partition == PartitionId(0)
+            && let (Some(all_s), Some(first_s)) =
+                (predicted(shape), predicted(&PassShape { steps: 1, ..*shape }))
+        {
+            let (times, before) = ((took_s - (all_s - first_s)) / first_s, self.catch_up_times);
+            let times = times.clamp(MOST_CATCH_UP_TIMES.recip(), MOST_CATCH_UP_TIMES).min(2.0 * before);
+            self.catch_up_times += NEW_CATCH_UP * (times - before);
+        }
         // The first step is the long one.
         let others_s = steps.saturating_sub(1) as f64 * self.step_s;
         let first_s = (took_s - others_s).max(took_s / steps.max(1) as f64);
@@ -825,10 +862,10 @@ impl Planner {
         if let Some(costs) = self.whole() {
             let rows = if awaited { rows } else { rows.max(self.steering.smallest_size()) };
             let pass_s = costs.verify.seconds(rows, Reach::NONE);
-            let full_s = costs.draft.seconds_of_one(pass_rows);
+            let full_s = costs.draft.seconds_of_one(pass_rows, Reach::NONE);
             let plans_s = |rows: usize| {
                 let (full, rest) = (rows / pass_rows, rows % pass_rows);
-                let rest_s = if rest > 0 { costs.draft.seconds_of_one(rest) } else { 0.0 };
+                let rest_s = if rest > 0 { costs.draft.seconds_of_one(rest, Reach::NONE) } else { 0.0 };
                 full as f64 * full_s + rest_s
             };
             let (mut fits, mut beyond) = (least, most + 1);

@@ -48,7 +48,7 @@ pub(crate) struct Candidate {
 impl Candidate {
     /// Rows that it brings to a draft pass before its first proposal in any round, for what was committed since the last. More than a round commits
     /// are computed once: whether they pay is asked beside all tokens to come.
-    fn rows(&self) -> usize {
+    pub(super) fn rows(&self) -> usize {
         if self.missing > K_LIMIT + 1 { 1 } else { self.missing.max(1) }
     }
 
@@ -262,13 +262,14 @@ impl Budget {
                     && pass.proposals < batch.rows
                 {
                     pass.add(*survival * candidate.weight, candidate.context);
-                    rows += match depth {
+                    let of_step = match depth {
                         0 if masked => behind + candidate.rows(),
                         0 => candidate.missing.clamp(1, ROUND_ROWS),
                         _ => behind,
                     };
+                    rows += of_step;
                     reach.kv += candidate.context;
-                    reach.rows += behind.max(usize::from(depth == 0)) * candidate.context;
+                    reach.rows += of_step * candidate.context;
                     deeper = true;
                 } else {
                     *survival = 0.0;

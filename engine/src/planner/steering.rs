@@ -62,9 +62,10 @@ const CREDIT: f64 = 0.01;
 /// What the account holds at first, and at most, in mean verify passes.
 const FIRST_CREDIT: f64 = 8.0;
 const MOST_CREDIT: f64 = 32.0;
-/// What may have been spent for tokens yet to come without being held against it, in mean verify passes: on a CPU a draft reads a prompt of 2,000
-/// tokens in some 35 of them, and what is beyond it suspends speculation before that brings anything.
-const MOST_INVESTED: f64 = 64.0;
+/// What may be begun for tokens yet to come, in mean verify passes: on a CPU a draft reads a prompt of 2,000 tokens in some 35 of them. And what may
+/// have been spent for such without being held against it: what takes longer than was foreseen is not left half done.
+const MOST_BEGUN: f64 = 96.0;
+const MOST_INVESTED: f64 = 128.0;
 /// What it must hold again before speculation goes on, in mean verify passes, after the first time that it was empty; twice as much after each
 /// further one, up to the last.
 const RESUMES_AT: f64 = 0.25;
@@ -433,6 +434,14 @@ impl Steering {
         self.invested_s += granted;
         self.deferred_s += granted;
         granted
+    }
+
+    /// May so many seconds be begun that are for tokens yet to come? Where there was no pass yet, those to come take `round_s`.
+    pub(super) fn may_begin(&self, seconds: f64, round_s: f64) -> bool {
+        let pass_s = if self.account.pass_s > 0.0 { self.account.pass_s } else { round_s };
+        // Others' do not count: those that run share what they would have lost alone, and beyond the most it is charged at once.
+        let most_s = MOST_BEGUN * pass_s;
+        self.affords(seconds) || seconds.max(self.invested_s) <= most_s
     }
 
     /// So many of them are to be settled.
@@ -878,14 +887,31 @@ mod tests {
         for _ in 0..100_000 {
             if steering.speculates() {
                 // As much as may be, and nobody stays until anything comes of it.
-                steering.drafted(2.0);
-                let granted = steering.invests(2.0);
+                steering.drafted(4.0);
+                let granted = steering.invests(4.0);
+                assert!(granted < 4.0);
                 steering.returns(granted);
-                (time_s, lost_s, times) = (time_s + 2.0, lost_s + 2.0, times + 1);
+                (time_s, lost_s, times) = (time_s + 4.0, lost_s + 4.0, times + 1);
             }
             time_s += round(&mut steering, 0, 0);
         }
-        assert!(times > 5 && lost_s < 1.2 * CREDIT * time_s + 2.0, "{lost_s} of {time_s}, {times} times");
+        assert!(times > 5 && lost_s < 1.2 * CREDIT * time_s + 4.0, "{lost_s} of {time_s}, {times} times");
+    }
+
+    #[test]
+    fn what_takes_too_long_is_not_begun_and_what_the_account_holds_always_may() {
+        let costs = [costs()];
+        let mut steering = Steering::new(&costs, 512);
+        let round_s = 0.02;
+        assert!(steering.may_begin(95.0 * round_s, round_s) && !steering.may_begin(97.0 * round_s, round_s));
+        (0..3000).for_each(|_| {
+            round(&mut steering, 0, 0);
+        });
+        let pass_s = steering.account.pass_s;
+        // More than may be begun is under way: nobody joins, but who takes no time.
+        steering.drafted(100.0 * pass_s);
+        assert!(steering.invests(100.0 * pass_s) > 99.0 * pass_s);
+        assert!(!steering.may_begin(50.0 * pass_s, round_s) && steering.may_begin(0.0, round_s));
     }
 
     #[test]
