@@ -177,8 +177,11 @@ impl Engine {
             tries: sequence.tries,
         };
         if candidate.catches_up() > 0 && !candidate.tries {
-            let begun = sequence.investment.is_open() || self.planner.may_begin_to_catch_up(&candidate);
-            if !begun || !self.planner.pays_to_catch_up(&candidate, costs) {
+            let shown = !self.looks_up() || sequence.shows_what_lookup_brings();
+            let begun =
+                sequence.investment.is_open() || self.planner.may_begin_to_catch_up(&candidate, shown);
+            let of_draft = Candidate { to_come: sequence.left_for_draft(candidate.to_come), ..candidate };
+            if !begun || !self.planner.pays_to_catch_up(&of_draft, costs) {
                 candidate.useful = ready;
             }
         }

@@ -55,6 +55,8 @@ const FURTHER_STEPS: usize = 4;
 const NEW_TIME: f64 = 0.25;
 /// Passes of a lane in a row of which the device did something for the first time; the next are how passes are.
 const COLD_IN_A_ROW: u32 = 16;
+/// Catching up that takes no longer, in passes of its sequence alone, is begun whatever other sources may bring.
+const BEGUN_AT_ONCE: f64 = 16.0;
 /// The weight of a new plan in how many times as long as foreseen those take that catch up, and the most that is believed. By every verify pass what is
 /// more than once fades by so much: where they seem too dear none tells otherwise.
 const NEW_CATCH_UP: f64 = 0.5;
@@ -469,11 +471,12 @@ impl Planner {
         }
     }
 
-    /// Would the account wait for what that brings, if it has not begun yet?
-    pub(crate) fn may_begin_to_catch_up(&self, candidate: &Candidate) -> bool {
+    /// Would the account wait for what that brings, if it has not begun yet? What takes long waits until rounds have `shown` what other sources bring.
+    pub(crate) fn may_begin_to_catch_up(&self, candidate: &Candidate, shown: bool) -> bool {
         !self.predicts() || {
             let round_s = self.partitions[0].verify.seconds(1, Reach::single(candidate.context));
-            self.steering.may_begin(self.catch_up_s(candidate), round_s)
+            let catch_up_s = self.catch_up_s(candidate);
+            (shown || catch_up_s <= BEGUN_AT_ONCE * round_s) && self.steering.may_begin(catch_up_s, round_s)
         }
     }
 

@@ -130,6 +130,9 @@ pub(crate) struct Sequence {
 const LEAST_WEIGHT: f32 = 0.25;
 const MOST_WEIGHT: f32 = 4.0;
 
+/// Rounds that show what free sources bring.
+const SHOWING: usize = 8;
+
 /// A first token is late by far once it is late by so many times its target.
 const TOO_LATE: u32 = 8;
 /// A prompt without a target is late by far once it is so old.
@@ -229,6 +232,18 @@ impl Sequence {
             _ => self.handling.k_max,
         };
         self.k_max = asked.map_or(k_limit, |k| k.min(k_limit));
+    }
+
+    /// Of tokens to come, those that will not come from where proposals are free, going by those that there are.
+    pub(crate) fn left_for_draft(&self, to_come: usize) -> usize {
+        let free = [Source::Text, Source::Prediction, Source::Suffix];
+        let free = free.iter().map(|source| self.usage.by_source[*source].accepted).sum();
+        others(to_come, free, self.usage.output_tokens)
+    }
+
+    /// Were there rounds enough to see what of its text can be looked up, if anything may be?
+    pub(crate) fn shows_what_lookup_brings(&self) -> bool {
+        self.lookup.is_none() || self.usage.target_passes >= SHOWING
     }
 
     /// Time since its submission.
@@ -720,5 +735,28 @@ impl Sequence {
         self.verify_out = None;
         self.asked = false;
         self.epoch += 1;
+    }
+}
+
+/// Of tokens to come those that are no free ones, if there were so many of those among so many in all. A few that were none are taken to stand before.
+fn others(to_come: usize, free: usize, all: usize) -> usize {
+    let all = all.max(free) + SHOWING;
+    (to_come as f64 * (all - free) as f64 / all as f64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_free_sources_bring_is_not_left_for_the_draft() {
+        assert_eq!(others(1000, 0, 0), 1000);
+        assert_eq!(others(1000, 0, 500), 1000);
+        assert_eq!(others(1000, 92, 100), 148);
+        // All that came was free, and the next may not be.
+        assert!((1..100).contains(&others(1000, 100, 100)));
+        // Of a request that is gone on with, free ones may be known that output is not.
+        assert!(others(1000, 100, 0) < 100);
+        assert_eq!(others(0, 5, 9), 0);
     }
 }
