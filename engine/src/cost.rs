@@ -199,7 +199,7 @@ pub struct PassCost {
     /// Of each point, how far it is known by passes that came near: 0 to 1.
     known: Vec<f64>,
     attention: AttentionCost,
-    /// How many times as much attention costs as it says, as passes have taught: prompts of what rows attend to, and single rows of what is read.
+    /// How many times as much attention costs as it says, as passes have taught: of each part as far as it is part of the pass.
     attention_times: AttentionParts,
     /// Ranks that rows are divided among, each of which has its own pass at the same time.
     ranks: usize,
@@ -754,12 +754,11 @@ mod tests {
         let attention = AttentionCost { per_kv_fs: 400_000_000, per_row_fs: 40_000_000 };
         let mut verify = PassCost::linear(1000, 20, attention);
         let single = |verify: &PassCost| verify.seconds(1, Reach::single(10_000));
-        let profiled = single(&verify);
+        let (profiled, rows_s) = (single(&verify), verify.seconds(512, Reach::NONE));
         // What their rows attend to costs three times as much as was profiled.
         for pass in 1..20 {
             let reach = Reach::last(512, 512 * pass);
-            let took =
-                verify.seconds(512, Reach::NONE) + 3.0 * 40e-9 * reach.rows as f64 + 400e-9 * reach.kv as f64;
+            let took = rows_s + 3.0 * 40e-9 * reach.rows as f64 + 400e-9 * reach.kv as f64;
             verify.observe(512, reach, duration(took));
         }
         assert!(single(&verify) < 1.25 * profiled, "{} {profiled}", single(&verify));
