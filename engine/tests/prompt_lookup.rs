@@ -4,7 +4,7 @@
 mod common;
 
 use common::ATTENTION;
-use faser_engine::cost::{PartitionCosts, PassCost};
+use faser_engine::cost::{AttentionCost, PartitionCosts, PassCost};
 use faser_engine::sim::{Outcome, Report, SimDevice, Simulation};
 use faser_engine::survival::Source;
 use faser_engine::{DraftSource, EngineConfig, Mechanisms, Policy, Request, SeqId, TokenId, Tuning};
@@ -116,4 +116,35 @@ fn switched_off_nothing_is_proposed() {
     let report = run(&right(), true, false);
     assert!(passes(&report) > TOKENS / 17 + 2);
     assert_eq!(report.view.totals.prompt_lookup_tokens, 0);
+}
+
+#[test]
+fn behind_a_long_context_whose_attention_takes_most_of_a_pass_predictions_save_as_many_passes() {
+    // Behind 6,000 tokens reading takes 2.4 ms, and each row 0.6.
+    let attention = AttentionCost { per_kv_fs: 400_000_000, per_row_fs: 100_000_000 };
+    let cost = |pass_us, row_us, attention| PassCost::linear(pass_us, row_us, attention);
+    let partitions = vec![PartitionCosts {
+        draft: cost(30, 5, AttentionCost::default()),
+        verify: cost(1000, 20, attention),
+    }];
+    let device = || SimDevice::new(3, VOCABULARY, 0.5, 16, partitions.clone());
+    let prompt: Vec<TokenId> = (0..6000).collect();
+    let right = device().continuation(&prompt, TOKENS, &[]);
+    let common = common::config(Policy::Faser);
+    let config = EngineConfig {
+        block_size: 16,
+        max_pass_rows: 512,
+        target_blocks: 800,
+        draft: DraftSource::model(0),
+        max_context: 8000,
+        partitions: partitions.clone(),
+        tuning: Tuning { max_running: 4, max_waiting: 4, ..common.tuning.clone() },
+        ..common
+    };
+    let request = Request { prediction: right.as_slice().into(), ..Request::new(SeqId(1), prompt, TOKENS) };
+    let simulation = Simulation::new(config, device()).expect("the configuration is sound");
+    let report = simulation.run(common::at_once([request]));
+    let Outcome { tokens, usage, .. } = &report.outcomes[&SeqId(1)];
+    assert_eq!(*tokens, right);
+    assert!(usage.target_passes < 40, "{} passes for {TOKENS} tokens", usage.target_passes);
 }
