@@ -238,7 +238,7 @@ impl Sequence {
     pub(crate) fn left_for_draft(&self, to_come: usize) -> usize {
         let free = [Source::Text, Source::Prediction, Source::Suffix];
         let free = free.iter().map(|source| self.usage.by_source[*source].accepted).sum();
-        others(to_come, free, self.usage.output_tokens)
+        not_free(to_come, free, self.usage.output_tokens)
     }
 
     /// Were there rounds enough to see what of its text can be looked up, if anything may be?
@@ -738,8 +738,8 @@ impl Sequence {
     }
 }
 
-/// Of tokens to come those that are no free ones, if there were so many of those among so many in all. A few that were none are taken to stand before.
-fn others(to_come: usize, free: usize, all: usize) -> usize {
+/// Of tokens to come, those that will not be free, if so many were of so many in all. A few that were not are taken to have come before.
+fn not_free(to_come: usize, free: usize, all: usize) -> usize {
     let all = all.max(free) + SHOWING;
     (to_come as f64 * (all - free) as f64 / all as f64) as usize
 }
@@ -750,13 +750,13 @@ mod tests {
 
     #[test]
     fn what_free_sources_bring_is_not_left_for_the_draft() {
-        assert_eq!(others(1000, 0, 0), 1000);
-        assert_eq!(others(1000, 0, 500), 1000);
-        assert_eq!(others(1000, 92, 100), 148);
+        assert_eq!(not_free(1000, 0, 0), 1000);
+        assert_eq!(not_free(1000, 0, 500), 1000);
+        assert_eq!(not_free(1000, 92, 100), 148);
         // All that came was free, and the next may not be.
-        assert!((1..100).contains(&others(1000, 100, 100)));
+        assert!((1..100).contains(&not_free(1000, 100, 100)));
         // Of a request that is gone on with, free ones may be known that output is not.
-        assert!(others(1000, 100, 0) < 100);
-        assert_eq!(others(0, 5, 9), 0);
+        assert!(not_free(1000, 100, 0) < 100);
+        assert_eq!(not_free(0, 5, 9), 0);
     }
 }

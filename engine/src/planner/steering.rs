@@ -439,7 +439,7 @@ impl Steering {
     /// May so many seconds be begun that are for tokens yet to come? Where there was no pass yet, those to come take `round_s`.
     pub(super) fn may_begin(&self, seconds: f64, round_s: f64) -> bool {
         let pass_s = if self.account.pass_s > 0.0 { self.account.pass_s } else { round_s };
-        // Others' do not count: those that run share what they would have lost alone, and beyond the most it is charged at once.
+        // One may begin beside others, as long as those have not begun as much together. What the account holds always may.
         let most_s = MOST_BEGUN * pass_s;
         self.affords(seconds) || seconds.max(self.invested_s) <= most_s
     }
