@@ -53,7 +53,7 @@ pub use drill::{Drill, DrillFault};
 pub use error::{ServiceError, SubmitError, TuneError};
 pub use failures::WatchdogConfig;
 pub use faser_kernels::cuda::{
-    CudaError, GpuInfo, libraries, nccl_library, nccl_version, prepare_environment, probe_one,
+    CudaError, GpuInfo, GroupTerms, libraries, nccl_library, nccl_version, prepare_environment, probe_one,
 };
 pub use faser_kernels::sampling::{Logprobs, MAX_TOP_LOGPROBS};
 pub use faser_kernels::{Dtype, Isa, KV_BLOCK_MULTIPLE, Sampling};

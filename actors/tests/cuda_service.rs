@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use faser_actors::{
-    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, Isa, LaneSizes,
+    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, Dtype, GroupTerms, Isa, LaneSizes,
     LogprobCollector, ModelFacts, ProfileSpec, Sampling, Service, ServiceSpec, Submission, SubmitError,
     Update, WatchdogConfig, probe_one, profile,
 };
@@ -91,7 +91,7 @@ fn on_gpu_keeping(kernel_cache: Option<PathBuf>, draft_sms: &[u32], utilization:
         ranks: vec![device],
         apart: None,
         draft_sms: draft_sms.to_vec(),
-        rank_deadline: PATIENCE,
+        group: GroupTerms::within(PATIENCE),
         nodes: None,
         own_ranks: None,
     })
@@ -127,7 +127,7 @@ fn over_gpus(target: usize, draft: usize, deadline: Duration) -> DeviceSpec {
         ranks,
         apart: None,
         draft_sms: vec![16],
-        rank_deadline: deadline,
+        group: GroupTerms::within(deadline),
         nodes: None,
         own_ranks: None,
     })
@@ -158,7 +158,7 @@ fn on_own_gpus() -> DeviceSpec {
         ranks,
         apart: Some(apart),
         draft_sms,
-        rank_deadline: PATIENCE,
+        group: GroupTerms::within(PATIENCE),
         nodes: None,
         own_ranks: None,
     })
@@ -304,13 +304,16 @@ fn a_service_on_several_gpus_gives_the_cpus_tokens_and_leaves_nothing_behind() {
 #[test]
 fn streams_go_on_with_the_same_tokens_after_a_rank_is_lost() {
     let name = "streams_go_on_with_the_same_tokens_after_a_rank_is_lost";
-    for (variable, value, words) in [
+    for (variable, value, peers, words) in [
         // It never comes to a call; its communicator reports an error; its host fails.
-        ("FASER_FAKE_NCCL_LOSE", "1:30", "have not ended within"),
-        ("FASER_FAKE_NCCL_FAIL", "0:25", "ncclRemoteError"),
-        ("FASER_FAKE_REFUSE", "activate_f32:33", "OUT_OF_RESOURCES"),
+        ("FASER_FAKE_NCCL_LOSE", "1:30", "none", "have not ended within"),
+        ("FASER_FAKE_NCCL_FAIL", "0:25", "none", "ncclRemoteError"),
+        ("FASER_FAKE_REFUSE", "activate_f32:33", "none", "OUT_OF_RESOURCES"),
+        ("FASER_FAKE_PEERS_LOSE", "1:30", "all", "have not ended within"),
+        ("FASER_FAKE_REFUSE", "sum_ranks:9", "all", "OUT_OF_RESOURCES"),
     ] {
-        let report = cuda_fake::inside(name, &[GPUS, (variable, value)], || {
+        let variables = [GPUS, ("FASER_FAKE_PEERS", peers), (variable, value)];
+        let report = cuda_fake::inside(name, &variables, || {
             in_system(async {
                 let expected = tokens(spec(on_cpu())).await;
                 let gpus = over_gpus(2, 1, Duration::from_secs(5));
@@ -434,8 +437,8 @@ fn the_gpus_of_a_group_have_their_weights_at_the_same_time() {
                 CudaDevice::new(CudaSource { info, device, kernel_cache: None, target, draft: None, weights })
             });
             let ranks = ranks.collect();
-            let (draft_sms, rank_deadline) = (Vec::new(), PATIENCE);
-            CudaSpec { ranks, apart: None, draft_sms, rank_deadline, nodes: None, own_ranks: None }
+            let (draft_sms, group) = (Vec::new(), GroupTerms::within(PATIENCE));
+            CudaSpec { ranks, apart: None, draft_sms, group, nodes: None, own_ranks: None }
         };
         let mut heard = Vec::new();
         let both = spec(false).open(&mut |progress| heard.push(progress)).expect("both load");

@@ -214,6 +214,9 @@ DEVICE void store_word(void *at, const uint4 &x) { *(uint4 *)at = x; }
 DEVICE u32 this_sm() { return NOTHING; }
 DEVICE void illegal_write(u32 *) { emu::fail("a write to memory that is not there"); }
 DEVICE void tell_host(u32 *at, u32 value) { *at = value; }
+DEVICE void tell_peer(u32 *at, u32 value) { *at = value; }
+DEVICE u32 told(const u32 *at) { return *at; }
+DEVICE uint4 load_told(const void *at) { return *(const uint4 *)at; }
 #else
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) char name[]
 DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
@@ -257,6 +260,20 @@ DEVICE u32 this_sm() {
 DEVICE void illegal_write(u32 *at) { *(volatile u32 *)at = 1; }
 // A word of the host's memory, which the host looks at while kernels run.
 DEVICE void tell_host(u32 *at, u32 value) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory"); }
+// A word of another GPU's memory: who is `told` it there sees what this block wrote before.
+DEVICE void tell_peer(u32 *at, u32 value) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory"); }
+// A word that another GPU, or the host, writes.
+DEVICE u32 told(const u32 *at) {
+    u32 x;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+    return x;
+}
+// 16 bytes that another GPU has written: not what the L1 cache had of them.
+DEVICE uint4 load_told(const void *at) {
+    uint4 x;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(at) : "memory");
+    return x;
+}
 #endif
 
 // ---- the sampler's numbers: what the CPU's has (kernels/src/sampling), bit for bit

@@ -5,7 +5,8 @@ mod cuda_fake;
 use cuda_fake::inside;
 use faser_kernels::CollectiveError;
 use faser_kernels::cuda::{
-    Arena, CudaError, CudaLane, Element, Flags, Gpu, NcclRankSlot, Ptr, Share, nccl_group, nccl_version,
+    Arena, CudaError, CudaLane, DeviceBuffer, Element, Flags, Gpu, GroupTerms, NcclRankSlot, Ptr, Share,
+    nccl_group, nccl_version,
 };
 use half::bf16;
 use std::sync::Barrier;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 const PATIENT: Duration = Duration::from_secs(60);
 const FOUR: (&str, &str) = ("FASER_FAKE_GPUS", "4");
+const BY_NCCL: (&str, &str) = ("FASER_FAKE_PEERS", "none");
 
 /// A rank's lane, and memory for a test.
 struct Rank {
@@ -23,10 +25,14 @@ struct Rank {
 
 impl Rank {
     fn open(ordinal: usize, slot: &NcclRankSlot) -> Result<Rank, CudaError> {
+        Rank::open_in_order(ordinal, slot, false)
+    }
+
+    fn open_in_order(ordinal: usize, slot: &NcclRankSlot, in_order: bool) -> Result<Rank, CudaError> {
         let gpu = Gpu::open(ordinal, None)?;
-        let arena = Arena::new(&gpu, 1 << 16, "a test")?;
+        let arena = Arena::new(&gpu, 1 << 20, "a test")?;
         let mut lane = CudaLane::new(&[Share::whole(&gpu)], false)?;
-        lane.join(slot)?;
+        lane.join(slot, in_order)?;
         Ok(Rank { lane, arena })
     }
 
@@ -70,7 +76,7 @@ fn on_ranks<T: Send>(
     run: impl Fn(usize, Result<Rank, CudaError>) -> T + Sync,
 ) -> Vec<T> {
     let run = &run;
-    let slots = nccl_group(ranks, deadline).expect("the fake NCCL is there");
+    let slots = nccl_group(ranks, GroupTerms::within(deadline)).expect("the fake NCCL is there");
     thread::scope(|scope| {
         let start =
             |slot: NcclRankSlot| scope.spawn(move || run(slot.rank(), Rank::open(slot.rank(), &slot)));
@@ -86,7 +92,21 @@ fn words<T>(outcome: Result<T, CudaError>) -> String {
 #[test]
 fn sums_and_gathered_values_are_the_same_on_every_rank() {
     let name = "sums_and_gathered_values_are_the_same_on_every_rank";
-    let report = inside(name, &[FOUR], || {
+    let Some(report) = sums_and_gathers(name, &[FOUR]) else { return };
+    // Sums of bf16, of each rank of each group; a group of one has none of other GPUs' memory.
+    assert!(report.contains("all-reduces 27\n") && report.contains("runs of sum_ranks 126\n"), "{report}");
+}
+
+#[test]
+fn nccl_sums_and_gathers_where_gpus_may_not_write_each_others_memory() {
+    let name = "nccl_sums_and_gathers_where_gpus_may_not_write_each_others_memory";
+    let Some(report) = sums_and_gathers(name, &[FOUR, BY_NCCL]) else { return };
+    assert!(report.contains("all-reduces 147\n") && !report.contains("sum_ranks"), "{report}");
+}
+
+/// What groups of one, two and four ranks add up and gather is right.
+fn sums_and_gathers(name: &str, variables: &[(&str, &str)]) -> Option<String> {
+    let report = inside(name, variables, || {
         for ranks in [1, 2, 4] {
             let found = on_ranks(ranks, PATIENT, |rank, lane| {
                 let mut own = lane.expect("a lane");
@@ -107,11 +127,11 @@ fn sums_and_gathered_values_are_the_same_on_every_rank() {
                 arena.put(&[bf16::from_f32(0.5 + rank as f32); 8]);
                 arena.put(&[0xffff_0000 | rank as u32]);
                 arena.reserve::<u32>(ranks);
-                lane.send(arena).unwrap();
-                lane.all_reduce_sum(halves, 8, Element::Bf16).unwrap();
-                lane.all_gather(mine, all, 1).unwrap();
-                lane.fetch(arena).unwrap();
-                lane.wait(&mut || {}).unwrap();
+                lane.send(arena).expect("a call");
+                lane.all_reduce_sum(halves, 8, Element::Bf16).expect("a call");
+                lane.all_gather(mine, all, 1).expect("a call");
+                lane.fetch(arena).expect("a call");
+                lane.wait(&mut || {}).expect("a call");
                 let sum = (0..ranks).map(|rank| 0.5 + rank as f32).sum();
                 assert_eq!(arena.get::<bf16>(in_halves), [bf16::from_f32(sum); 8]);
                 let words: Vec<u32> = (0..ranks as u32).map(|rank| 0xffff_0000 | rank).collect();
@@ -125,10 +145,112 @@ fn sums_and_gathered_values_are_the_same_on_every_rank() {
             assert!(found.iter().all(|other| *other == found[0]));
         }
     });
-    let Some(report) = report else { return };
+    let report = report?;
     for line in ["memory left 0\n", "streams left 0\n", "communicators made 7\n", "communicators left 0\n"] {
         assert!(report.contains(line), "{report}");
     }
+    Some(report)
+}
+
+#[test]
+fn a_sum_over_peers_has_the_bits_of_one_in_the_order_of_the_ranks_however_long_it_is() {
+    let name = "a_sum_over_peers_has_the_bits_of_one_in_the_order_of_the_ranks_however_long_it_is";
+    let report = inside(name, &[FOUR], || {
+        let value = |rank: usize, i: usize| ((i * 37 + rank * 101) % 1009) as f32 * 0.1 - 40.0 * rank as f32;
+        for ranks in [2, 3, 4] {
+            on_ranks(ranks, PATIENT, |rank, lane| {
+                let mut lane = lane.expect("a lane");
+                // Of one block, of several, with a rest, and as one number.
+                for len in [1, 4, 1023, 1024, 1028, 5000, 40_001, 130_000] {
+                    let own: Vec<f32> = (0..len).map(|i| value(rank, i)).collect();
+                    let sum = |i| (1..ranks).fold(value(0, i), |sum, rank| sum + value(rank, i));
+                    let found = lane.sum(&own).expect("a sum");
+                    assert!((0..len).all(|i| found[i].to_bits() == sum(i).to_bits()), "{ranks} ranks, {len}");
+                }
+            });
+        }
+    });
+    assert!(report.is_none_or(|report| report.contains("all-reduces 0\n")));
+}
+
+#[test]
+fn sums_over_peers_are_captured_and_more_than_they_take_go_by_nccl_or_in_pieces() {
+    let name = "sums_over_peers_are_captured_and_more_than_they_take_go_by_nccl_or_in_pieces";
+    let report = inside(name, &[FOUR], || {
+        for in_order in [false, true] {
+            let slots = nccl_group(3, GroupTerms::within(PATIENT)).expect("the fake NCCL is there");
+            thread::scope(|scope| {
+                for (rank, slot) in slots.into_iter().enumerate() {
+                    scope.spawn(move || {
+                        let mut own = Rank::open_in_order(rank, &slot, in_order).expect("a lane");
+                        let memory =
+                            DeviceBuffer::zeroed(own.lane.gpu(), 4 << 20, "a long sum").expect("a call");
+                        assert!(own.lane.captures_sums(1000));
+                        assert_eq!(own.lane.captures_sums(1 << 20), in_order);
+                        own.lane.all_reduce_sum(memory.ptr(), 1 << 20, Element::F32).expect("a call");
+                        // Each time a graph runs, numbers become their sums: three times as many, since all ranks have the same.
+                        own.arena.clear();
+                        own.arena.put(&[1.0f32, 10.0]);
+                        own.arena.clear();
+                        let (at, place) = own.arena.reserve::<f32>(2);
+                        own.lane.send(&mut own.arena).expect("a call");
+                        own.lane.wait(&mut || {}).expect("a call");
+                        own.lane.begin_capture().expect("a call");
+                        for _ in 0..2 {
+                            own.lane.all_reduce_sum(at, 2, Element::F32).expect("a call");
+                        }
+                        let graph = own.lane.end_capture().expect("a call");
+                        for _ in 0..3 {
+                            own.lane.replay(&graph).expect("a call");
+                        }
+                        own.lane.fetch(&mut own.arena).expect("a call");
+                        own.lane.wait(&mut || {}).expect("a call");
+                        assert_eq!(own.arena.get::<f32>(place), [729.0, 7290.0]);
+                    });
+                }
+            });
+        }
+    });
+    let Some(report) = report else { return };
+    // One each of three ranks, and none where sums are in order; three pieces each, two sums in three replays each.
+    assert!(report.contains("all-reduces 3\n") && report.contains("graphs captured 6\n"), "{report}");
+    assert!(report.contains("memory left 0\n") && report.contains("graphs left 0\n"), "{report}");
+}
+
+#[test]
+fn a_sum_over_peers_that_never_comes_ends_the_group_at_the_deadline() {
+    let name = "a_sum_over_peers_that_never_comes_ends_the_group_at_the_deadline";
+    let report = inside(name, &[FOUR, ("FASER_FAKE_PEERS_LOSE", "1:3")], || {
+        let errors = on_ranks(2, Duration::from_secs(2), |_, lane| {
+            let mut lane = lane.expect("a lane");
+            (0..2).for_each(|_| assert_eq!(lane.sum(&[1.0]).expect("all come"), [2.0]));
+            words(lane.sum(&[1.0]))
+        });
+        assert!(errors.iter().all(|error| error.contains("have not ended within 2000 ms")), "{errors:?}");
+        let sums = on_ranks(2, PATIENT, |_, lane| lane.expect("a lane").sum(&[1.0]).expect("a sum"));
+        assert_eq!(sums, [[2.0], [2.0]]);
+    });
+    let Some(report) = report else { return };
+    assert!(report.contains("memory left 0\n") && report.contains("streams left 0\n"), "{report}");
+}
+
+#[test]
+fn sums_of_more_than_two_ranks_are_in_order_over_peers_or_refused() {
+    let name = "sums_of_more_than_two_ranks_are_in_order_over_peers_or_refused";
+    inside(name, &[FOUR, BY_NCCL], || {
+        for (ranks, refused) in [(2, false), (3, true)] {
+            let slots = nccl_group(ranks, GroupTerms::within(PATIENT)).expect("the fake NCCL is there");
+            let found: Vec<String> = thread::scope(|scope| {
+                let open = |(rank, slot): (usize, NcclRankSlot)| {
+                    scope.spawn(move || words(Rank::open_in_order(rank, &slot, true)))
+                };
+                let threads: Vec<_> = slots.into_iter().enumerate().map(open).collect();
+                threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+            });
+            let says = |words: &String| words.contains("`device.deterministic: false`") == refused;
+            assert!(found.iter().all(says), "{found:?}");
+        }
+    });
 }
 
 #[test]
@@ -173,7 +295,7 @@ fn a_full_launch_queue_keeps_no_rank_from_ending_the_group() {
 #[test]
 fn a_call_that_never_ends_on_the_device_ends_the_group_at_the_deadline() {
     let name = "a_call_that_never_ends_on_the_device_ends_the_group_at_the_deadline";
-    let report = inside(name, &[FOUR, ("FASER_FAKE_NCCL_LOSE", "1:3")], || {
+    let report = inside(name, &[FOUR, BY_NCCL, ("FASER_FAKE_NCCL_LOSE", "1:3")], || {
         let errors = on_ranks(2, Duration::from_secs(2), |_, lane| {
             let mut lane = lane.expect("a lane");
             (0..2).for_each(|_| assert_eq!(lane.sum(&[1.0]).expect("all come"), [2.0]));
@@ -190,7 +312,8 @@ fn a_call_that_never_ends_on_the_device_ends_the_group_at_the_deadline() {
 
 #[test]
 fn what_nccl_reports_ends_the_group_for_all() {
-    inside("what_nccl_reports_ends_the_group_for_all", &[FOUR, ("FASER_FAKE_NCCL_FAIL", "0:2")], || {
+    let planted = [FOUR, BY_NCCL, ("FASER_FAKE_NCCL_FAIL", "0:2")];
+    inside("what_nccl_reports_ends_the_group_for_all", &planted, || {
         let errors = on_ranks(3, PATIENT, |_, lane| {
             let mut lane = lane.expect("a lane");
             lane.sum(&[1.0]).expect("all come");
@@ -221,11 +344,11 @@ fn who_leaves_ends_the_group_but_not_calls_that_all_have_come_to() {
 fn a_lost_gpu_and_a_lane_that_cannot_be_built_are_told_to_the_others() {
     let name = "a_lost_gpu_and_a_lane_that_cannot_be_built_are_told_to_the_others";
     inside(name, &[FOUR], || {
-        let slots = nccl_group(2, PATIENT).expect("the fake NCCL is there");
+        let slots = nccl_group(2, GroupTerms::within(PATIENT)).expect("the fake NCCL is there");
         slots[1].abort("there is no memory on GPU 1");
         assert!(words(Rank::open(0, &slots[0])).contains("there is no memory on GPU 1"));
         // Two ranks on one GPU are refused, and the first does not wait for the second.
-        let slots = nccl_group(2, PATIENT).expect("the fake NCCL is there");
+        let slots = nccl_group(2, GroupTerms::within(PATIENT)).expect("the fake NCCL is there");
         let errors: Vec<String> = thread::scope(|scope| {
             let threads: Vec<_> =
                 slots.iter().map(|slot| scope.spawn(|| words(Rank::open(0, slot)))).collect();
@@ -259,21 +382,21 @@ fn ranks_with_different_plans_say_so() {
 #[test]
 fn flags_and_rows_are_copied_when_their_turn_comes() {
     inside("flags_and_rows_are_copied_when_their_turn_comes", &[], || {
-        let gpu = Gpu::open(0, None).unwrap();
-        let mut lane = CudaLane::new(&[Share::whole(&gpu)], false).unwrap();
-        let flags = Flags::new(&gpu, 3).unwrap();
-        let mut arena = Arena::new(&gpu, 4096, "a test").unwrap();
+        let gpu = Gpu::open(0, None).expect("a call");
+        let mut lane = CudaLane::new(&[Share::whole(&gpu)], false).expect("a call");
+        let flags = Flags::new(&gpu, 3).expect("a call");
+        let mut arena = Arena::new(&gpu, 4096, "a test").expect("a call");
         let from = arena.put(&[1u32, 2, 3, 4, 5, 6]);
         let (to, rows) = arena.reserve::<u32>(12);
         let (seen, place) = arena.reserve::<u32>(3);
-        lane.send(&mut arena).unwrap();
-        lane.clear(to, 48).unwrap();
-        lane.copy_rows((from, 12), (to, 20), 8, 2).unwrap();
-        lane.snapshot(&flags, 3, seen).unwrap();
+        lane.send(&mut arena).expect("a call");
+        lane.clear(to, 48).expect("a call");
+        lane.copy_rows((from, 12), (to, 20), 8, 2).expect("a call");
+        lane.snapshot(&flags, 3, seen).expect("a call");
         // The lane has not come to it yet.
         flags.set(1);
-        lane.fetch(&mut arena).unwrap();
-        lane.wait(&mut || {}).unwrap();
+        lane.fetch(&mut arena).expect("a call");
+        lane.wait(&mut || {}).expect("a call");
         assert_eq!(arena.get::<u32>(rows)[..8], [1, 2, 0, 0, 0, 4, 5, 0]);
         assert_eq!(arena.get::<u32>(place), [0, 1, 0]);
     });
@@ -283,7 +406,7 @@ fn flags_and_rows_are_copied_when_their_turn_comes() {
 fn nccl_that_is_too_old_or_not_there_is_refused_with_what_to_do() {
     let name = "nccl_that_is_too_old_or_not_there_is_refused_with_what_to_do";
     inside(name, &[("FASER_FAKE_NCCL", "21003")], || {
-        let refusal = words(nccl_group(2, PATIENT));
+        let refusal = words(nccl_group(2, GroupTerms::within(PATIENT)));
         assert!(refusal.contains("NCCL 2.10.3 is too old") && refusal.contains("pip install"), "{refusal}");
     });
     // On this machine as it is.

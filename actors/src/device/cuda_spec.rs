@@ -7,11 +7,10 @@ use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
 
 use faser_engine::EngineConfig;
 use faser_kernels::cuda::{
-    CudaError, Gpu, GpuInfo, KvElement, NcclRankSlot, NvrtcError, Share, SharePair, nccl_group,
+    CudaError, Gpu, GpuInfo, GroupTerms, KvElement, NcclRankSlot, NvrtcError, Share, SharePair, nccl_group,
 };
 use faser_models::cuda::{CudaFeaturePages, CudaModel, CudaSizes};
 use faser_models::{ModelError, Progress, Shard};
@@ -57,8 +56,8 @@ pub struct CudaSpec {
     /// SMs of the draft lane on each partition behind the first, which is the whole GPU for both lanes, in turns. The verify lane has the rest; where the draft
     /// lane has all of them both have all at once. Where the draft is apart: one, of all SMs, and the verify lane has all of its own.
     pub draft_sms: Vec<u32>,
-    /// A rank that another has waited for longer is lost, and the group is built anew. Generous: a rank may be at a long prefill.
-    pub rank_deadline: Duration,
+    /// Of its groups: a rank that another has waited for longer than the deadline is lost, and the group is built anew. Generous: a rank may be at a long prefill.
+    pub group: GroupTerms,
     /// The nodes that have the other ranks of the target; none where all are here, or on a node that does not lead.
     pub nodes: Option<Nodes>,
     /// Which of the target's ranks are here, where not all are.
@@ -338,7 +337,7 @@ impl CudaSpec {
         let drafts: Vec<_> = ranks.iter().flat_map(|rank| &rank.draft).map(|draft| draft.shard()).collect();
         let copies = copies(&drafts).is_some();
         as_many_copies(&drafts, engine)?;
-        let mut draft_slots = slots(if copies { 1 } else { drafts.len() }, self.rank_deadline)?.into_iter();
+        let mut draft_slots = slots(if copies { 1 } else { drafts.len() }, self.group)?.into_iter();
         let (mut draft, mut verify) = (Vec::new(), Vec::new());
         if let Some(apart) = self.apart.clone() {
             let (draft_sms, sizes) = (self.draft_sms.clone(), limits.cuda_draft(engine));
@@ -380,7 +379,7 @@ impl CudaSpec {
         ranks: usize,
         work: &SessionWork,
     ) -> Result<(Vec<Option<NcclRankSlot>>, Vec<Link>), ServiceError> {
-        let Some(nodes) = &self.nodes else { return Ok((slots(ranks, self.rank_deadline)?, Vec::new())) };
+        let Some(nodes) = &self.nodes else { return Ok((slots(ranks, self.group)?, Vec::new())) };
         match nodes.begin(work)? {
             Session { ways: SessionWays::Gpus(slots), links } => {
                 Ok((slots.into_iter().map(Some).collect(), links))
@@ -417,7 +416,7 @@ impl CudaSpec {
             models.truncate(1);
         }
         let (slots, links) = match lane.drafts {
-            true => (slots(models.len(), self.rank_deadline)?, Vec::new()),
+            true => (slots(models.len(), self.group)?, Vec::new()),
             false => self.slots_of_target(models.len(), &SessionWork::Measure((*lane).into()))?,
         };
         let links = Arc::new(links);
@@ -451,11 +450,11 @@ pub(crate) fn opened(
 }
 
 /// Each rank's place in a group of its lane's; none is needed alone.
-pub(crate) fn slots(ranks: usize, deadline: Duration) -> Result<Vec<Option<NcclRankSlot>>, CudaError> {
+pub(crate) fn slots(ranks: usize, terms: GroupTerms) -> Result<Vec<Option<NcclRankSlot>>, CudaError> {
     if ranks <= 1 {
         return Ok(vec![None; ranks]);
     }
-    Ok(nccl_group(ranks, deadline)?.into_iter().map(Some).collect())
+    Ok(nccl_group(ranks, terms)?.into_iter().map(Some).collect())
 }
 
 impl LanePasses {

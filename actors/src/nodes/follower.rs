@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use faser_kernels::collective::Mesh;
-use faser_kernels::cuda::{NcclId, nccl_group_of};
+use faser_kernels::cuda::{GroupTerms, NcclId, nccl_group_of};
 use faser_models::Shard;
 
 use super::frames::{
@@ -368,7 +368,7 @@ fn reached(
     if let Some(nccl) = &begin.nccl {
         let id =
             NcclId::of(nccl).ok_or_else(|| Failure::Other("the leader's id is none of NCCL's".to_owned()))?;
-        let slots = nccl_group_of(&id, ranks, place.ranks(ranks), deadline);
+        let slots = nccl_group_of(&id, ranks, place.ranks(ranks), GroupTerms::within(deadline));
         let first = slots[0].clone();
         return Ok((SessionWays::Gpus(slots), Arc::new(move |why| first.abort(why))));
     }

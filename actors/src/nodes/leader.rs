@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use faser_kernels::collective::{GroupWays, Mesh};
-use faser_kernels::cuda::{NcclId, NcclRankSlot, nccl_group_of};
+use faser_kernels::cuda::{GroupTerms, NcclId, NcclRankSlot, nccl_group_of};
 
 use super::frames::{
     Begin, First, FromLeader, FromNode, Hello, PlanFrame, SMALL, SessionWork, receive, send, watch_over,
@@ -211,7 +211,7 @@ impl Nodes {
         };
         if let Some(id) = id {
             let (ranks, own) = (spec.facts.ranks, self.own_ranks());
-            let slots = nccl_group_of(&id, ranks, own, spec.rank_deadline);
+            let slots = nccl_group_of(&id, ranks, own, GroupTerms::within(spec.rank_deadline));
             let first = slots[0].clone();
             let ends: End = Arc::new(move |why| first.abort(why));
             links.iter().try_for_each(|link| link.state.ends_with(ends.clone()))?;

@@ -26,17 +26,27 @@ fn rank(spec: &SyntheticSpec, number: usize, target: usize, draft: usize) -> OnG
     OnGpu { target: Arc::new(own), draft: draft.map(Arc::new), shares: shares(&gpu), others: Vec::new() }
 }
 
-fn requests_get_the_cpus_tokens(name: &str, target: usize, draft: usize, seeds: u64) {
-    requests_get_the_cpus_tokens_of(&split_spec(), name, (target, draft), seeds);
+/// Who adds up what ranks have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sums {
+    Nccl,
+    /// Kernels, over the GPUs' memory.
+    Peers,
+}
+
+fn requests_get_the_cpus_tokens(name: &str, ranks: (usize, usize), sums: Sums) {
+    requests_get_the_cpus_tokens_of(&split_spec(), name, ranks, sums);
 }
 
 fn requests_get_the_cpus_tokens_of(
     spec: &SyntheticSpec,
     name: &str,
     (target, draft): (usize, usize),
-    seeds: u64,
+    sums: Sums,
 ) {
-    let report = cuda_fake::inside(name, &[("FASER_FAKE_GPUS", "4")], || {
+    let seeds = 6;
+    let peers = if sums == Sums::Peers { "all" } else { "none" };
+    let report = cuda_fake::inside(name, &[("FASER_FAKE_GPUS", "4"), ("FASER_FAKE_PEERS", peers)], || {
         let pair = pair_of(spec, Dtype::F32);
         let mut ranks = (0..target).map(|number| rank(spec, number, target, draft));
         let first = ranks.next().expect("a first rank");
@@ -58,9 +68,12 @@ fn requests_get_the_cpus_tokens_of(
     for nothing in ["memory left 0\n", "streams left 0\n", "communicators left 0\n", "graphs left 0\n"] {
         assert!(report.contains(nothing), "{report}");
     }
-    // Sums over ranks run without graphs; a whole draft has them.
+    // NCCL's sums run without graphs; a whole draft has them.
     let launched = !report.contains("graphs launched 0\n");
-    assert_eq!((target > 1, launched), (!report.contains("all-reduces 0\n"), draft == 1), "{report}");
+    let by = [!report.contains("all-reduces 0\n"), report.contains("runs of sum_ranks ")];
+    let several = target > 1;
+    assert_eq!(by, [several && sums == Sums::Nccl, several && sums == Sums::Peers], "{report}");
+    assert_eq!(launched, draft == 1 || sums == Sums::Peers, "{report}");
 }
 
 #[test]
@@ -96,27 +109,29 @@ fn a_target_over_two_gpus_that_each_have_the_draft_gives_the_cpus_tokens() {
 
 #[test]
 fn one_gpu_gives_the_cpus_tokens() {
-    requests_get_the_cpus_tokens("cuda_shards::one_gpu_gives_the_cpus_tokens", 1, 1, 6);
+    requests_get_the_cpus_tokens("cuda_shards::one_gpu_gives_the_cpus_tokens", (1, 1), Sums::Nccl);
 }
 
 #[test]
 fn a_target_over_two_gpus_gives_the_cpus_tokens() {
-    requests_get_the_cpus_tokens("cuda_shards::a_target_over_two_gpus_gives_the_cpus_tokens", 2, 1, 6);
+    let name = "cuda_shards::a_target_over_two_gpus_gives_the_cpus_tokens";
+    requests_get_the_cpus_tokens(name, (2, 1), Sums::Nccl);
 }
 
 #[test]
 fn experts_over_two_gpus_give_the_cpus_tokens() {
     let name = "cuda_shards::experts_over_two_gpus_give_the_cpus_tokens";
-    requests_get_the_cpus_tokens_of(&with_experts_spec(&split_spec()), name, (2, 2), 6);
+    requests_get_the_cpus_tokens_of(&with_experts_spec(&split_spec()), name, (2, 2), Sums::Nccl);
 }
 
 #[test]
 fn a_target_over_four_gpus_with_a_whole_draft_gives_the_cpus_tokens() {
     let name = "cuda_shards::a_target_over_four_gpus_with_a_whole_draft_gives_the_cpus_tokens";
-    requests_get_the_cpus_tokens(name, 4, 1, 6);
+    requests_get_the_cpus_tokens(name, (4, 1), Sums::Peers);
 }
 
 #[test]
 fn target_and_draft_may_be_split_differently() {
-    requests_get_the_cpus_tokens("cuda_shards::target_and_draft_may_be_split_differently", 4, 2, 6);
+    let name = "cuda_shards::target_and_draft_may_be_split_differently";
+    requests_get_the_cpus_tokens(name, (4, 2), Sums::Peers);
 }

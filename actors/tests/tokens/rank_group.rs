@@ -12,7 +12,7 @@ use faser_actors::{
 };
 use faser_engine::{DraftPlan, VerifyPlan};
 use faser_kernels::collective::{GroupWays, ways_in_process};
-use faser_kernels::cuda::{NcclRankSlot, nccl_group};
+use faser_kernels::cuda::{GroupTerms, NcclRankSlot, nccl_group};
 use faser_models::Model;
 use faser_models::cuda::CudaModel;
 
@@ -145,7 +145,9 @@ pub(crate) type OfRank = (Arc<CudaModel>, CudaLaneSpec);
 fn with_rank_slots(ranks: Vec<OfRank>) -> Vec<(OfRank, Option<NcclRankSlot>)> {
     let slots = match ranks.len() {
         1 => vec![None],
-        several => nccl_group(several, DEADLINE).expect("NCCL").into_iter().map(Some).collect(),
+        several => {
+            nccl_group(several, GroupTerms::within(DEADLINE)).expect("NCCL").into_iter().map(Some).collect()
+        }
     };
     ranks.into_iter().zip(slots).collect()
 }

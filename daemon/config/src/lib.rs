@@ -360,6 +360,8 @@ pub struct DeviceConfig {
     pub deterministic: bool,
     /// A rank that another has waited for longer is lost.
     pub rank_deadline: Duration,
+    /// Small sums over the GPUs of a group go over each other's memory, where that may be written; else all are NCCL's.
+    pub custom_all_reduce: bool,
     /// Services over the pair, each on its part of the cores, or on GPUs of its own.
     pub replicas: usize,
     /// Faults made on purpose; none in a release build.

@@ -182,6 +182,8 @@ fn first_given(fields: &[(&'static str, bool)]) -> Option<&'static str> {
 
 /// Ranks of a group: more would only wait for each other.
 const MOST_RANKS: usize = 64;
+/// GPUs whose sums go over each other's memory, at most.
+const MOST_PEERS: usize = 8;
 /// Replicas of one daemon.
 const MOST_REPLICAS: usize = 64;
 
@@ -234,9 +236,18 @@ fn device(mut fields: Fields<'_>, model: &ModelSection, nodes: usize) -> Result<
     }
     let deadline = fields.whole("rank_deadline_s", 1..=3600)?;
     let deterministic = fields.flag("deterministic")?.unwrap_or(false);
-    if deterministic && kind != DeviceKind::Cpu && tensor_parallel > 2 {
+    let custom_all_reduce = fields.flag("custom_all_reduce")?;
+    let by_nccl = nodes > 1 || tensor_parallel > MOST_PEERS || custom_all_reduce == Some(false);
+    if deterministic && kind != DeviceKind::Cpu && tensor_parallel > 2 && by_nccl {
+        let why = if nodes > 1 {
+            "of several nodes"
+        } else if tensor_parallel > MOST_PEERS {
+            "that are more than 8"
+        } else {
+            "with `device.custom_all_reduce: false`"
+        };
         let problem = format!(
-            "cannot be had over {tensor_parallel} GPUs (`device.tensor_parallel`): from three on, NCCL adds up in an order that depends on how much \
+            "cannot be had over {tensor_parallel} GPUs (`device.tensor_parallel`) {why}: NCCL adds up in an order that depends on how much \
              there is to add. Split over 2 at most, leave it out, or set `device.kind: cpu`"
         );
         return Err(fields.wrong("deterministic", problem));
@@ -246,7 +257,10 @@ fn device(mut fields: Fields<'_>, model: &ModelSection, nodes: usize) -> Result<
     // What the device named would not look at is refused.
     let idle = match &kind {
         DeviceKind::Auto => None,
-        DeviceKind::Cpu => partitions.is_some().then_some("partitions"),
+        DeviceKind::Cpu => first_given(&[
+            ("partitions", partitions.is_some()),
+            ("custom_all_reduce", custom_all_reduce.is_some()),
+        ]),
         DeviceKind::Cuda(_) => first_given(&[("threads", threads.is_some()), ("isa", isa.is_some())]),
     };
     // Over several nodes those of one.
@@ -297,6 +311,7 @@ fn device(mut fields: Fields<'_>, model: &ModelSection, nodes: usize) -> Result<
         },
         deterministic,
         rank_deadline: Duration::from_secs(deadline.unwrap_or(60)),
+        custom_all_reduce: custom_all_reduce.unwrap_or(true),
         replicas,
         drills,
         others_gpus: None,

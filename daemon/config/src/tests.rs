@@ -41,7 +41,7 @@ fn the_teaching_file_says_every_default() {
     );
     assert_eq!(
         keys("device"),
-        "deterministic draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions pipeline_parallel rank_deadline_s replicas tensor_parallel threads"
+        "custom_all_reduce deterministic draft_placement draft_tensor_parallel gpu_memory_utilization isa kind partitions pipeline_parallel rank_deadline_s replicas tensor_parallel threads"
     );
     assert_eq!(keys("kv"), "block_size cache_dtype memory prefix_cache");
     assert_eq!(keys("kv_events"), "buffer_steps encoding endpoint replay_endpoint topic");
@@ -112,13 +112,24 @@ fn deterministic_passes_are_refused_where_nccl_decides_the_order() {
     let device = |text: &str| read(&format!("device: {{{text}}}\n")).unwrap().device;
     assert!(!device("").deterministic && device("deterministic: true").deterministic);
     assert!(device("kind: 'cuda:0', deterministic: true, tensor_parallel: 2").deterministic);
-    // On cores sums are in the order of ranks.
+    // On cores sums are in the order of ranks, and so they are over the GPUs' memory.
     assert!(device("kind: cpu, deterministic: true, tensor_parallel: 4").deterministic);
+    let all = device("kind: 'cuda:0', deterministic: true, tensor_parallel: 8");
+    assert!(all.deterministic && all.custom_all_reduce);
+    assert!(!device("kind: 'cuda:0', custom_all_reduce: false, tensor_parallel: 8").custom_all_reduce);
     for kind in ["auto", "cuda:0"] {
-        let text = format!("device: {{kind: '{kind}', deterministic: true, tensor_parallel: 4}}\n");
-        let refusal = refusal(&text);
-        assert!(refusal.contains("`device.deterministic` cannot be had over 4 GPUs"), "{refusal}");
+        for (ranks, more) in [(4, ", custom_all_reduce: false"), (16, "")] {
+            let text =
+                format!("device: {{kind: '{kind}', deterministic: true, tensor_parallel: {ranks}{more}}}\n");
+            let refusal = refusal(&text);
+            assert!(
+                refusal.contains(&format!("`device.deterministic` cannot be had over {ranks} GPUs")),
+                "{refusal}"
+            );
+        }
     }
+    let refused = refusal("device: {kind: cpu, custom_all_reduce: true}\n");
+    assert!(refused.contains("`device.custom_all_reduce` is for a GPU"), "{refused}");
     assert!(refusal("device: {deterministic: often}\n").contains("`device.deterministic`"));
 }
 

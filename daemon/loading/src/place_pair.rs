@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use faser_actors::{
-    CpuSpec, CudaDevice, CudaError, CudaSource, CudaSpec, DeviceSpec, Dtype, GpuInfo, Isa, ModelFacts,
-    NodeFacts, NodeTarget, Nodes, NodesSpec, PassLimits, libraries, nccl_library,
+    CpuSpec, CudaDevice, CudaError, CudaSource, CudaSpec, DeviceSpec, Dtype, GpuInfo, GroupTerms, Isa,
+    ModelFacts, NodeFacts, NodeTarget, Nodes, NodesSpec, PassLimits, libraries, nccl_library,
 };
 use faser_config::device::{Chosen, Machine};
 use faser_config::{Config, NodeConfig};
@@ -350,13 +350,15 @@ fn on_gpus(
                 weights: weights.draft_on_gpu(),
             })
         });
-        let rank_deadline = config.device.rank_deadline;
+        let group = GroupTerms {
+            deadline: config.device.rank_deadline,
+            custom_all_reduce: config.device.custom_all_reduce,
+        };
         let held = (&of_target.config, of_target.dtype, of_target.kv_dtype);
         let on_gpu = |digest: &str| NodeFacts::on_gpu(held, first_shard, digest, first);
         let nodes = joined(config, on_gpu)?;
         let own_ranks = config.node.as_ref().map(|node| node.place.ranks(first_shard.ranks));
-        let mut spec =
-            CudaSpec { ranks, apart, draft_sms: draft_sms.clone(), rank_deadline, nodes, own_ranks };
+        let mut spec = CudaSpec { ranks, apart, draft_sms: draft_sms.clone(), group, nodes, own_ranks };
         let progress = &mut |progress| watch("weights", progress);
         if asked.is_some() {
             spec.open(progress).map_err(refused)?;

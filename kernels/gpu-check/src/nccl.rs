@@ -1,4 +1,5 @@
-//! NCCL: which it is, that two ranks sum and gather, what a sum costs, and that a rank which does not come is noticed.
+//! Sums over GPUs, by NCCL and over each other's memory: which NCCL it is, that two ranks sum and gather, what a sum costs, and that a rank which
+//! does not come is noticed.
 //!
 //! On a machine with one GPU both ranks are on it, which NCCL allows from 2.30.3 on where NCCL_MULTI_RANK_GPU_ENABLE is 1: `faser gpu-check`
 //! sets that for this check.
@@ -8,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::{CheckResult, Report, Setting};
 use faser_kernels::cuda::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Element, Gpu, NcclRankSlot, Share, nccl_group, nccl_library,
-    nccl_version, probe,
+    Arena, CudaError, CudaLane, DeviceBuffer, Element, Gpu, GroupTerms, NcclRankSlot, Share, nccl_group,
+    nccl_library, nccl_version, probe,
 };
 
 const RANKS: usize = 2;
@@ -30,6 +31,8 @@ struct Found {
     sums: bool,
     halves: bool,
     gathered: bool,
+    /// Of a captured sum, replayed; none where it cannot be captured.
+    replayed: Option<bool>,
     /// Microseconds of a sum of each size.
     us: Vec<f64>,
     /// What the GPU has less of after joining.
@@ -57,15 +60,28 @@ pub fn nccl(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     }
     let ordinals = [setting.ordinal, other.unwrap_or(setting.ordinal)];
     report.says(format!("two ranks on GPUs {} and {}", ordinals[0], ordinals[1]));
-    let found = on_both(ordinals, PATIENT, |gpu, slot| sums(gpu, slot, setting))?;
-    report.right("sums of f32 over both ranks", found.iter().all(|rank| rank.sums));
-    report.right("sums of bf16 over both ranks", found.iter().all(|rank| rank.halves));
-    report.right("what both ranks have, gathered", found.iter().all(|rank| rank.gathered));
-    report.number("GPU memory that joining took", found[0].bytes as f64 / f64::from(1 << 20), "MiB");
-    for (bytes, us) in sizes(setting).iter().zip(&found[0].us) {
-        report.timed(format!("a sum of {} KiB", bytes >> 10), *us, "us", None);
+    for custom_all_reduce in [false, true] {
+        let terms = |deadline| GroupTerms { deadline, custom_all_reduce };
+        let found = on_both(ordinals, terms(PATIENT), |gpu, slot| sums(gpu, slot, setting))?;
+        if custom_all_reduce && found[0].replayed.is_none() {
+            report.says("these GPUs may not write each other's memory: all sums are NCCL's");
+            break;
+        }
+        let way = if custom_all_reduce { "over each other's memory" } else { "by NCCL" };
+        report.right(format!("sums of f32 over both ranks, {way}"), found.iter().all(|rank| rank.sums));
+        report.right(format!("sums of bf16 over both ranks, {way}"), found.iter().all(|rank| rank.halves));
+        report.right(format!("what both ranks have, gathered {way}"), found.iter().all(|rank| rank.gathered));
+        if custom_all_reduce {
+            report.right("a captured sum, replayed", found.iter().all(|rank| rank.replayed == Some(true)));
+        }
+        let mib = found[0].bytes as f64 / f64::from(1 << 20);
+        report.number(format!("GPU memory that joining took, {way}"), mib, "MiB");
+        for (bytes, us) in sizes(setting).iter().zip(&found[0].us) {
+            report.timed(format!("a sum of {} KiB, {way}", bytes >> 10), *us, "us", None);
+        }
+        lost(ordinals, terms(LOST), way, report)?;
     }
-    lost(ordinals, report)
+    Ok(())
 }
 
 fn sizes(setting: &Setting) -> &'static [usize] {
@@ -75,10 +91,10 @@ fn sizes(setting: &Setting) -> &'static [usize] {
 /// Runs both ranks, each on a thread of its own.
 fn on_both<T: Send>(
     ordinals: [usize; RANKS],
-    deadline: Duration,
+    terms: GroupTerms,
     run: impl Fn(&std::sync::Arc<Gpu>, &NcclRankSlot) -> Result<T, CudaError> + Sync,
 ) -> Result<Vec<T>, CudaError> {
-    let slots = nccl_group(RANKS, deadline)?;
+    let slots = nccl_group(RANKS, terms)?;
     let run = &run;
     std::thread::scope(|scope| {
         let rank = |(ordinal, slot): (usize, NcclRankSlot)| {
@@ -98,10 +114,10 @@ fn sums(gpu: &std::sync::Arc<Gpu>, slot: &NcclRankSlot, setting: &Setting) -> Re
     let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
     let (rank, len) = (slot.rank(), setting.size(1 << 18, 1 << 8));
     // Before anything is asked for: on one GPU an allocation would wait for the other rank's call, which waits for this rank.
-    let mut arena = Arena::new(gpu, (3 + RANKS) * 4 * len + 256, "a check of sums")?;
+    let mut arena = Arena::new(gpu, (3 + RANKS) * 4 * len + 512, "a check of sums")?;
     let memory = DeviceBuffer::zeroed(gpu, SIZES[SIZES.len() - 1], "sums to be timed")?;
     let (before, _) = gpu.memory()?;
-    lane.join(slot)?;
+    lane.join(slot, false)?;
     let (after, _) = gpu.memory()?;
     let mut found = Found { bytes: before.saturating_sub(after), ..Found::default() };
     // Whole numbers, so that any order of adding gives the same.
@@ -128,6 +144,9 @@ fn sums(gpu: &std::sync::Arc<Gpu>, slot: &NcclRankSlot, setting: &Setting) -> Re
     found.halves = arena.get::<half::bf16>(halves).iter().enumerate().all(|(i, x)| x.to_f32() == sum(i));
     let word = |at: usize| 0xff80_0000 ^ (at % len) as u32 ^ (at / len) as u32;
     found.gathered = arena.get::<u32>(all).iter().enumerate().all(|(at, x)| *x == word(at));
+    if lane.captures_sums(2) {
+        found.replayed = Some(replayed(&mut lane, &mut arena, rank)?);
+    }
     for bytes in sizes(setting) {
         let calls = setting.size(CALLS, 2);
         let mut time = 0.0;
@@ -145,13 +164,35 @@ fn sums(gpu: &std::sync::Arc<Gpu>, slot: &NcclRankSlot, setting: &Setting) -> Re
     Ok(found)
 }
 
+/// Whether a sum that was captured is right each time that it runs.
+fn replayed(lane: &mut CudaLane, arena: &mut Arena, rank: usize) -> Result<bool, CudaError> {
+    const TIMES: i32 = 3;
+    arena.clear();
+    let at = arena.put(&[1.0, 10.0 * (rank + 1) as f32]);
+    lane.send(arena)?;
+    lane.wait(&mut || {})?;
+    lane.begin_capture()?;
+    lane.all_reduce_sum(at, 2, Element::F32)?;
+    let graph = lane.end_capture()?;
+    for _ in 0..TIMES {
+        lane.replay(&graph)?;
+    }
+    lane.fetch(arena)?;
+    lane.wait(&mut || {})?;
+    arena.clear();
+    let place = arena.reserve::<f32>(2).1;
+    // Both have the sum behind the first, and twice as much behind each other.
+    let doubled = (RANKS as f32).powi(TIMES - 1);
+    Ok(arena.get::<f32>(place) == [2.0 * doubled, 30.0 * doubled])
+}
+
 /// The second rank joins and never calls: the first must hear of it at the deadline, and its lane be free for other work.
-fn lost(ordinals: [usize; RANKS], report: &mut Report<'_>) -> CheckResult {
+fn lost(ordinals: [usize; RANKS], terms: GroupTerms, way: &str, report: &mut Report<'_>) -> CheckResult {
     let over = Barrier::new(RANKS);
-    let found = on_both(ordinals, LOST, |gpu, slot| {
+    let found = on_both(ordinals, terms, |gpu, slot| {
         let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
         let memory = DeviceBuffer::zeroed(gpu, 4096, "a sum that is not to be")?;
-        lane.join(slot)?;
+        lane.join(slot, false)?;
         if lane.rank() > 0 {
             over.wait();
             return Ok(None);
@@ -169,8 +210,11 @@ fn lost(ordinals: [usize; RANKS], report: &mut Report<'_>) -> CheckResult {
         Ok(Some((words, took, freed.is_ok())))
     })?;
     let (words, took, freed) = found.into_iter().flatten().next().ok_or("no first rank")?;
-    report.right(format!("a rank that does not come: {words}"), words.contains("rank 1 of 2 has not come"));
+    report.right(
+        format!("a rank that does not come, {way}: {words}"),
+        words.contains("rank 1 of 2 has not come"),
+    );
     report.timed("noticed after", took, "s", Some(LOST.as_secs_f64()));
-    report.right("the GPU goes on without it", freed);
+    report.right(format!("the GPU goes on without it, {way}"), freed);
     Ok(())
 }

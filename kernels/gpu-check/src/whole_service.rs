@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use faser_actors::{
-    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, ModelFacts, Service, ServiceSpec,
-    Submission, Update, WatchdogConfig,
+    CpuSpec, CudaDevice, CudaSource, CudaSpec, DeviceSpec, DeviceStatus, GroupTerms, ModelFacts, Service,
+    ServiceSpec, Submission, Update, WatchdogConfig,
 };
 use faser_engine::{
     DraftSource, EngineConfig, FinishReason, Learned, Policy, SpeculationBounds, TokenId, Tuning,
@@ -148,7 +148,7 @@ impl Pair {
             ranks: vec![device],
             apart: None,
             draft_sms: vec![SPLIT],
-            rank_deadline: RANK_DEADLINE,
+            group: GroupTerms::within(RANK_DEADLINE),
             nodes: None,
             own_ranks: None,
         }))

@@ -10,6 +10,7 @@ mod compile;
 mod cubins;
 mod device;
 mod expert_launches;
+mod group_launches;
 mod kv_element;
 mod launch;
 mod libraries;
@@ -23,11 +24,12 @@ pub use attention_launches::*;
 pub use compile::{Compiler, Cubin, KernelUsage, NvrtcError, usages};
 pub use cubins::{ARCHS, are_prebuilt, libraries, prebuilt_name};
 pub use device::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, NcclId, NcclRankSlot, Place,
-    Plain, Product, Share, SharePair, Upload, nccl_group, nccl_group_of, nccl_version, prepare_environment,
-    probe, probe_one,
+    Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, GroupTerms, NcclId,
+    NcclRankSlot, Place, Plain, Product, Share, SharePair, Upload, nccl_group, nccl_group_of, nccl_version,
+    prepare_environment, probe, probe_one,
 };
 pub use expert_launches::*;
+pub use group_launches::*;
 pub use kv_element::KvElement;
 pub use launch::*;
 pub use libraries::{LibraryError, LoadedLibrary, nccl_library};

@@ -79,6 +79,7 @@ macro_rules! each_op {
             features () ["features"] [drafting_cases::features_are_read_where_they_were_written];
             compact_pass () ["compact_pass"] [pruning_cases::cancelled_chunks_and_rows_behind_the_live_ones_leave];
             prune () ["prune"] [pruning_cases::margins_are_the_cpus_and_end_chunks];
+            sum_ranks () ["sum_ranks"] [];
             all_gather (AllGather) [] [];
             all_reduce (AllReduce) [] [];
             all_reduce_of_stage () [] [];

@@ -13,7 +13,8 @@
 // (no green contexts, or splits with two SMs more and two lost), FASER_FAKE_VERSION, FASER_FAKE_LIBRARIES (for which CUDA NVRTC and cublasLt are), FASER_FAKE_INIT (what cuInit returns),
 // FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
 // run of that kernel, for as long as the process lives: libraries keep its context), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the last device is closed),
-// FASER_FAKE_QUEUE (calls that a stream holds; one more waits),
+// FASER_FAKE_QUEUE (calls that a stream holds; one more waits), FASER_FAKE_PEERS=none (no GPU may write another's memory),
+// FASER_FAKE_PEERS_LOSE=RANK:N (the Nth sum of that rank over the others' memory never comes),
 // FASER_FAKE_RECORD=FILE (what every stream does is a line there, in its order, and kernels, products and sums compute nothing: memory is
 // address space alone, so that models of any size fit).
 #include <algorithm>
@@ -22,6 +23,7 @@
 #include <mutex>
 #include <memory>
 #include <signal.h>
+#include <set>
 #include <string>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -29,7 +31,7 @@
 
 namespace fake {
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, OUT_OF_RESOURCES = 701, NOT_SUPPORTED_HERE = 801, LAUNCH_FAILED = 719,
-       CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
+       PEERS_ALREADY = 704, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
 // What work returns that waits for another GPU: it stays the first of its stream.
 enum { NOT_YET = -1 };
 using Work = std::function<int()>;
@@ -60,6 +62,9 @@ static size_t product_rows;
 static unsigned opened, greens_left, unloaded_launches, copies, fetches, events_left, graphs_left, graphs_captured, graphs_launched, graph_launches;
 // Of NCCL: communicators that were made and are left, calls.
 static unsigned comms_made, comms_left, reduced, gathered;
+// GPUs that may write others' memory, by pairs.
+static auto &reachable = lasting<std::set<std::pair<int, int>>>();
+static auto &sums_of_rank = lasting<std::map<int, unsigned>>();
 static auto &connections = lasting<std::string>("unset");
 static thread_local Graph *capturing; // of this thread
 
@@ -232,6 +237,46 @@ size_t image_bytes(const char *image) {
 }
 } // namespace fake
 
+namespace fake {
+// A sum over the memory of several GPUs: kernels run one after the other here, so each rank brings its part, and takes the sum when all have.
+struct Sum { bool begun = false, lost = false; };
+inline int sum_ranks(Sum &sum, std::vector<char> bytes, const unsigned *grid, unsigned threads, size_t shared, unsigned time) {
+    auto &args = *(file_sum_ranks::SumRanksArgs *)bytes.data();
+    const auto run = [&](unsigned half) -> int {
+        args.halves = half;
+        const char *fault = faser_launch("sum_ranks", bytes.data(), bytes.size(), grid, threads, shared, time % 3);
+        if (fault) fprintf(stderr, "fake driver: sum_ranks: %s\n", fault);
+        return fault ? (int)LAUNCH_FAILED : 0;
+    };
+    const auto owner = [](const char *room) {
+        auto found = blocks.upper_bound((uint64_t)room);
+        if (found == blocks.begin()) return -1;
+        --found;
+        return (uint64_t)room < found->first + found->second.bytes ? found->second.device : -1;
+    };
+    const int own = owner(args.rooms[args.rank]);
+    for (unsigned rank = 0; rank < args.ranks; rank++) {
+        const int other = owner(args.rooms[rank]);
+        if (own >= 0 && other >= 0 && (own == other || reachable.count({own, other}))) continue;
+        fprintf(stderr, "fake driver: GPU %d may not write memory of GPU %d\n", own, other);
+        return LAUNCH_FAILED;
+    }
+    if (!sum.begun) {
+        sum.begun = true;
+        sum.lost = named("FASER_FAKE_PEERS_LOSE", std::to_string(args.rank), ++sums_of_rank[args.rank]);
+        if (int code = sum.lost ? 0 : run(file_sum_ranks::BRINGS)) return code;
+    }
+    bool all = !sum.lost;
+    for (unsigned block = 0; block < grid[0] && all; block++) {
+        const unsigned call = *file_sum_ranks::calls(args, block) + 1;
+        for (unsigned rank = 0; rank < args.ranks; rank++) all &= file_sum_ranks::has_come(args, rank, block, call);
+    }
+    if (!all && !*args.stop) return NOT_YET;
+    sum.begun = false;
+    return all ? run(file_sum_ranks::TAKES) : 0;
+}
+} // namespace fake
+
 extern "C" {
 int cuDriverGetVersion(int *version) { *version = fake::number("FASER_FAKE_VERSION", 13000); return 0; }
 int cuInit(unsigned) {
@@ -286,6 +331,18 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     for (auto &entry : fake::runs) fprintf(file, "runs of %s %u\n", entry.first.c_str(), entry.second);
     fclose(file);
     return 0;
+}
+int cuDeviceCanAccessPeer(int *may, int device, int other) {
+    const char *peers = getenv("FASER_FAKE_PEERS");
+    *may = device != other && !(peers && !strcmp(peers, "none"));
+    return 0;
+}
+int cuCtxEnablePeerAccess(void *context, unsigned flags) {
+    BOUND;
+    const int other = (int)(intptr_t)context - 1;
+    if (flags || other == fake::bound - 1) return fake::INVALID_VALUE;
+    const bool first = fake::reachable.insert({fake::bound - 1, other}).second;
+    return first ? 0 : (int)fake::PEERS_ALREADY;
 }
 int cuCtxSetCurrent(void *context) { fake::bound = (int)(intptr_t)context; return 0; }
 int cuCtxSynchronize() { BOUND; UNCAPTURED; return fake::drain_all(fake::bound - 1); }
@@ -596,6 +653,8 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     const char *bytes = (const char *)parameters[0];
     std::vector<char> args(bytes, bytes + f->args);
     const int device = fake::bound - 1;
+    // As often as it runs, in a graph: one after the other.
+    const auto sum = std::make_shared<fake::Sum>();
     return fake::ask(stream, [=] {
         if (fake::record()) {
             std::string hex;
@@ -603,10 +662,11 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
             fake::note(device, "kernel %s %u %u %u %u %s", f->name.c_str(), x, y, z, threads, hex.c_str());
             if (!fake::decides(f->name)) return 0;
         }
-        const unsigned time = ++fake::runs[f->name];
-        if (fake::named("FASER_FAKE_LOSE", f->name, time)) return (int)fake::LAUNCH_FAILED;
+        const unsigned time = sum->begun ? fake::runs[f->name] : ++fake::runs[f->name];
+        if (!sum->begun && fake::named("FASER_FAKE_LOSE", f->name, time)) return (int)fake::LAUNCH_FAILED;
         const unsigned grid[3] = {x, y, z};
         snprintf(fake::running, sizeof fake::running, "%s", f->name.c_str());
+        if (f->name == "sum_ranks") return fake::sum_ranks(*sum, args, grid, threads, shared, time);
         // All orders of the fibers come up.
         const char *fault = faser_launch(f->name.c_str(), args.data(), args.size(), grid, threads, shared, time % 3);
         if (fault) fprintf(stderr, "fake driver: %s: %s\n", f->name.c_str(), fault);

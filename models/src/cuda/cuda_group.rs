@@ -27,7 +27,7 @@ impl CudaPasses {
     /// # Panics
     /// If the slot is another rank's than the model's.
     pub fn join(&mut self, slot: &NcclRankSlot) -> Result<(), CudaError> {
-        self.lane.join(slot)?;
+        self.lane.join(slot, self.sizes.deterministic)?;
         self.assert_joined();
         Ok(())
     }

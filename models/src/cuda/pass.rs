@@ -493,8 +493,10 @@ impl CudaPasses {
         work: Work,
         launches: impl FnOnce(&mut CudaPasses) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
-        // Sums over ranks are not captured: whether graphs of several GPUs may wait for each other was tried on none.
-        if !self.pass.small || self.is_split() {
+        // NCCL's calls are not captured: whether graphs with them may wait for each other was tried on no GPU. Layers have sums alone.
+        let sums = self.pass.rows.bucket * self.model.config.hidden;
+        let captures = matches!(work, Work::Layers { .. }) && self.lane.captures_sums(sums);
+        if !self.pass.small || self.is_split() && !captures {
             return launches(self);
         }
         let key = Key { partition: self.lane.partition(), work, rows: self.pass.rows };

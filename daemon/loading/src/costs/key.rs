@@ -89,6 +89,8 @@ enum DeviceKey {
         /// Over how many GPUs target and draft are split.
         target_ranks: usize,
         draft_ranks: usize,
+        /// Small sums over GPUs may go over their memory.
+        custom_all_reduce: bool,
         /// The draft has a GPU of its own.
         draft_apart: bool,
         partitions: Vec<PartitionKey<usize>>,
@@ -136,6 +138,7 @@ impl DeviceKey {
                     host,
                     target_ranks,
                     draft_ranks,
+                    custom_all_reduce: spec.group.custom_all_reduce,
                     draft_apart: spec.apart.is_some(),
                     partitions: device.partitions().iter().map(sms).collect(),
                 }

@@ -8,7 +8,7 @@ use faser_kernels::Dtype;
 use faser_kernels::cuda::{
     ActivateArgs, AttentionArgs, CompactRowsArgs, ConfidenceArgs, DequantiseArgs, DrawArgs, EmbedArgs,
     ExpertsArgs, GatherRowsArgs, LogitStatsArgs, MatmulActivateArgs, MatmulArgs, MatmulHeadsArgs,
-    MatmulNormArgs, PickArgs, QkvArgs, RmsNormArgs, RouterArgs, SumExpertsArgs,
+    MatmulNormArgs, PickArgs, QkvArgs, RmsNormArgs, RouterArgs, SumExpertsArgs, SumRanksArgs,
 };
 use faser_models::ModelConfig;
 
@@ -61,6 +61,11 @@ pub(crate) enum Work {
         bytes: f64,
         ranks: f64,
         sums: bool,
+    },
+    /// Over the memory of the group's other GPUs.
+    PeerSum {
+        bytes: f64,
+        ranks: f64,
     },
     /// So many of the following are asked for at once.
     Graph {
@@ -152,14 +157,22 @@ impl Step {
     }
 
     pub(crate) fn is_launch(&self) -> bool {
-        matches!(self.work, Work::Moves { .. } | Work::Product { .. } | Work::Attention { .. })
+        let own = |work| {
+            matches!(
+                work,
+                Work::Moves { .. } | Work::Product { .. } | Work::Attention { .. } | Work::PeerSum { .. }
+            )
+        };
+        own(self.work)
     }
 
     /// Of the GPU's memory.
     pub(crate) fn read_bytes(&self) -> f64 {
         match self.work {
             Work::Moves { read, .. } | Work::Product { read, .. } | Work::Attention { read, .. } => read,
-            Work::HostCopy { .. } | Work::Collective { .. } | Work::Graph { .. } => 0.0,
+            Work::HostCopy { .. } | Work::Collective { .. } | Work::PeerSum { .. } | Work::Graph { .. } => {
+                0.0
+            }
         }
     }
 
@@ -215,6 +228,11 @@ fn of_kernel(kernel: &str, splits: f64, args: &Args, rows: &Rows) -> Work {
         written: each * of_written,
     };
     match kernel {
+        "sum_ranks" => {
+            let [len, ranks] =
+                [offset_of!(SumRanksArgs, len), offset_of!(SumRanksArgs, ranks)].map(|at| args.at(at));
+            Work::PeerSum { bytes: F32 * len, ranks }
+        }
         "embed_bf16" => moves(
             all,
             HELD * args.at(offset_of!(EmbedArgs, cols)),

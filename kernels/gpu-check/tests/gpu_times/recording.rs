@@ -8,7 +8,7 @@ use faser_actors::{
     CancelSource, CudaBackend, CudaLaneSpec, DraftRunner, MASK_PATIENCE, VerifyRunner, VerifyWork,
 };
 use faser_gpu_check::{KnownPass, Load, Pass, Shape};
-use faser_kernels::cuda::{Gpu, KvElement, NcclRankSlot, Share, nccl_group};
+use faser_kernels::cuda::{Gpu, GroupTerms, KvElement, NcclRankSlot, Share, nccl_group};
 use faser_models::cuda::{CudaModel, CudaSizes};
 use faser_models::{ModelConfig, Shard};
 
@@ -38,7 +38,7 @@ pub(crate) fn record(known: &KnownPass) -> (Vec<Step>, f64) {
     let (first, read_bytes) = if ranks == 1 {
         of_rank(0, None)
     } else {
-        let slots = nccl_group(ranks, Duration::from_secs(60)).expect("the fake NCCL");
+        let slots = nccl_group(ranks, GroupTerms::within(Duration::from_secs(60))).expect("the fake NCCL");
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..)
                 .zip(&slots)

@@ -55,6 +55,9 @@ const HOST_NCCL: f64 = 40.0;
 /// For a sum over GPUs by NCCL until it begins to move: assumed. What it moves goes by NVLink, in bytes per second and direction.
 const NCCL: f64 = 12.0;
 const LINK: f64 = 360e9;
+/// A sum of few rows over the other GPUs' memory, in one kernel: settled before there was one (docs/results/2026-11-26-gpu-timing-model.md). What a rank writes to
+/// the others goes by the same links.
+const PEERS: f64 = 5.0;
 /// Copies from and to the host, in bytes per second: what PCIe 4 or 5 gives one copy. Assumed.
 const HOST_COPY: f64 = 25e9;
 
@@ -100,6 +103,7 @@ pub(crate) fn takes(gpu: &Gpu, step: &Step) -> f64 {
             let ways = if sums { 2.0 } else { 1.0 };
             NCCL + ways * (ranks - 1.0) / ranks * bytes / LINK * 1e6
         }
+        Work::PeerSum { bytes, ranks } => PEERS + (ranks - 1.0) * bytes / LINK * 1e6,
         Work::Graph { .. } => 0.0,
     }
 }

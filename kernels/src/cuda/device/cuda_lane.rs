@@ -10,9 +10,10 @@ use super::error::{CudaError, Named};
 use super::gpu::Gpu;
 use super::memory::{Arena, Flags};
 use super::nccl_group::{Nccl, NcclRankSlot, OnStream};
+use super::peers::Peers;
 use super::sms::{Share, Stream};
 use crate::collective::Collective;
-use crate::cuda::{Element, Launch, Ptr};
+use crate::cuda::{Element, Launch, Ptr, SumRanksArgs};
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -36,8 +37,11 @@ pub struct CudaLane {
     blas: Blas,
     /// Whether something was asked for since the last wait.
     busy: bool,
-    /// The group that this lane is a rank of.
+    /// The group that this lane is a rank of, and whether its sums are in the order of the ranks, however many there are.
     group: Option<Nccl>,
+    in_order: bool,
+    /// While something is captured, calls over the other GPUs' memory in it.
+    captured: Option<u64>,
     /// Calls of the group, and the last two marks in front of some of them.
     calls: usize,
     marks: Vec<Event>,
@@ -64,6 +68,8 @@ impl CudaLane {
             current: 0,
             busy: false,
             group: None,
+            in_order: false,
+            captured: None,
             calls: 0,
             marks: Vec::new(),
             looks: 0,
@@ -71,17 +77,23 @@ impl CudaLane {
         })
     }
 
-    /// Makes this the lane of one rank of a group, and waits until the others have joined too.
+    /// Makes this the lane of one rank of a group, and waits until the others have joined too. Sums are added up `in_order` of the ranks, if that is
+    /// asked for: a row's sum does not depend on how many there are.
     ///
     /// # Errors
-    /// NCCL refuses, another rank gave up, or does not come in time.
+    /// NCCL refuses, another rank gave up, or does not come in time; or sums of more than two ranks cannot be in order.
     ///
     /// # Panics
     /// If the slot was taken before.
-    pub fn join(&mut self, slot: &NcclRankSlot) -> Result<(), CudaError> {
+    pub fn join(&mut self, slot: &NcclRankSlot, in_order: bool) -> Result<(), CudaError> {
         self.gpu.bind()?;
         let sms = self.streams.iter().map(|stream| stream.share.sms()).min().unwrap_or(1);
-        self.group = Some(slot.join(sms)?);
+        let group = slot.join(&self.gpu, sms)?;
+        // Two numbers have one sum.
+        if in_order && group.ranks() > 2 && group.peers().is_none() {
+            return Err(CudaError::NoPeers { ranks: group.ranks() });
+        }
+        (self.group, self.in_order) = (Some(group), in_order);
         self.marks = vec![Event::new(&self.gpu)?, Event::new(&self.gpu)?];
         Ok(())
     }
@@ -111,6 +123,13 @@ impl CudaLane {
     /// # Errors
     /// The group is lost.
     pub fn all_reduce_sum(&mut self, at: Ptr, len: usize, element: Element) -> Result<(), CudaError> {
+        if let Some(most) = self.over_peers(len).filter(|_| element == Element::F32) {
+            for first in (0..len).step_by(most) {
+                let (at, len) = (at.behind(first * element.bytes()), most.min(len - first));
+                self.ask_peers(|peers| peers.sum(at, len))?;
+            }
+            return Ok(());
+        }
         self.mark()?;
         let mut values = self.floats(at, len, element);
         let Some(group) = &self.group else { return Ok(()) };
@@ -123,12 +142,43 @@ impl CudaLane {
     /// # Errors
     /// The group is lost, or the driver refuses.
     pub fn all_gather(&mut self, own: Ptr, all: Ptr, len: usize) -> Result<(), CudaError> {
+        if self.over_peers(len).is_some_and(|most| len <= most) {
+            return self.ask_peers(|peers| peers.gather(own, all, len));
+        }
         self.mark()?;
         let (from, mut to) =
             (self.floats(own, len, Element::F32), self.floats(all, len * self.ranks(), Element::F32));
         let Some(group) = &self.group else { return self.copy(own, all, 4 * len) };
         self.busy = true;
         Ok(group.all_gather(&from, &mut to)?)
+    }
+
+    /// Whether a sum of so many numbers can be captured: it goes over the other GPUs' memory, or there are none.
+    #[must_use]
+    pub fn captures_sums(&self, len: usize) -> bool {
+        self.group.is_none() || self.over_peers(len).is_some()
+    }
+
+    /// Numbers of a call over the other GPUs' memory, if a sum of so many goes there: few, or all where sums are in order.
+    fn over_peers(&self, len: usize) -> Option<usize> {
+        let most = self.group.as_ref()?.peers()?.most();
+        (len <= most || self.in_order).then_some(most)
+    }
+
+    /// Asks for a call over the other GPUs' memory.
+    fn ask_peers(&mut self, call: impl FnOnce(&Peers) -> Launch<SumRanksArgs>) -> Result<(), CudaError> {
+        match &mut self.captured {
+            Some(calls) => *calls += 1,
+            None => self.begins(1)?,
+        }
+        let launch = self.group.as_ref().and_then(Nccl::peers).map(call);
+        launch.map_or(Ok(()), |launch| self.launch(&launch))
+    }
+
+    /// Before so many calls over the other GPUs' memory are asked for.
+    fn begins(&mut self, calls: u64) -> Result<(), CudaError> {
+        self.mark()?;
+        Ok(self.group.as_ref().map_or(Ok(()), |group| group.begins(calls))?)
     }
 
     /// Before a call of the group: now and then waits until the GPU has come to the mark before the last, which becomes the last.
@@ -422,7 +472,9 @@ impl CudaLane {
     pub fn begin_capture(&mut self) -> Result<(), CudaError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives.
-        unsafe { result::stream::begin_capture(self.stream(), mode) }.named("cuStreamBeginCapture")
+        unsafe { result::stream::begin_capture(self.stream(), mode) }.named("cuStreamBeginCapture")?;
+        self.captured = Some(0);
+        Ok(())
     }
 
     /// What was captured. To be called after an error in between, too.
@@ -430,6 +482,7 @@ impl CudaLane {
     /// # Errors
     /// Something was asked for that cannot be captured, or the driver has no memory for it.
     pub fn end_capture(&mut self) -> Result<Graph, CudaError> {
+        let calls = self.captured.take().unwrap_or(0);
         // SAFETY: the stream lives; an instance does not need the graph that it is of.
         let raw = unsafe {
             let graph = result::stream::end_capture(self.stream()).named("cuStreamEndCapture")?;
@@ -437,7 +490,7 @@ impl CudaLane {
             let _ = result::graph::destroy(graph);
             instance.named("cuGraphInstantiate")?
         };
-        Ok(Graph { gpu: self.gpu().clone(), partition: self.partition(), raw })
+        Ok(Graph { gpu: self.gpu().clone(), partition: self.partition(), calls, raw })
     }
 
     /// Asks for all that a graph has. Pointers in it are of memory that lives until the lane was waited for.
@@ -449,6 +502,9 @@ impl CudaLane {
     /// If it was captured on another partition.
     pub fn replay(&mut self, graph: &Graph) -> Result<(), CudaError> {
         assert_eq!(graph.partition, self.partition(), "a graph of another partition");
+        if graph.calls > 0 {
+            self.begins(graph.calls)?;
+        }
         self.begin_work();
         // SAFETY: both live. Its launches were checked when they were captured.
         unsafe { result::graph::launch(graph.raw, self.stream()) }.named("cuGraphLaunch")
@@ -458,8 +514,12 @@ impl CudaLane {
 impl Drop for CudaLane {
     fn drop(&mut self) {
         // What is still under way may use memory that goes with the lane's owner.
-        if self.gpu.bind().is_ok() && self.wait(&mut || {}).is_err() && self.group.take().is_some() {
-            // What waited for other ranks has left the stream with the group.
+        if self.gpu.bind().is_ok()
+            && self.wait(&mut || {}).is_err()
+            && let Some(group) = self.group.take()
+        {
+            // What waited for other ranks leaves the stream; its memory goes after it.
+            group.end();
             let _ = self.wait(&mut || {});
         }
         // Before its stream.
@@ -512,6 +572,8 @@ impl Drop for Event {
 pub struct Graph {
     gpu: Arc<Gpu>,
     partition: usize,
+    /// Of them, those over the memory of the group's other GPUs.
+    calls: u64,
     raw: sys::CUgraphExec,
 }
 

@@ -58,6 +58,15 @@ pub enum CudaError {
         /// As NCCL counts: 21003 is 2.10.3.
         version: u32,
     },
+    /// GPUs whose sums are to be in the order of the ranks may not write each other's memory.
+    #[error(
+        "sums over {ranks} GPUs cannot be in one order, for not all of them may write each other's memory (by the driver: `nvidia-smi topo -p2p w`): write \
+         `device.deterministic: false`, or split over 2 (`device.tensor_parallel`)"
+    )]
+    NoPeers {
+        /// Ranks of the group.
+        ranks: usize,
+    },
     /// The lane's group is lost: others on the other GPUs, or the way to them.
     #[error(transparent)]
     Group(#[from] CollectiveError),

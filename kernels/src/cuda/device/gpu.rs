@@ -142,6 +142,33 @@ impl Gpu {
         result::ctx::synchronize().named("cuCtxSynchronize")
     }
 
+    /// Whether its kernels may write memory of another GPU, or its own; from now on, if so.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub(super) fn may_write_to(&self, other: &Gpu) -> Result<bool, CudaError> {
+        if self.device == other.device {
+            return Ok(true);
+        }
+        let mut may = 0;
+        // SAFETY: a place for a number; both devices are there.
+        unsafe { sys::cuDeviceCanAccessPeer(&raw mut may, self.device, other.device) }
+            .named("cuDeviceCanAccessPeer")?;
+        if may == 0 {
+            return Ok(false);
+        }
+        self.bind()?;
+        // SAFETY: both contexts are retained.
+        match unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) } {
+            // Another lane has done it.
+            sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(true),
+            sys::CUresult::CUDA_ERROR_TOO_MANY_PEERS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => {
+                Ok(false)
+            }
+            code => code.named("cuCtxEnablePeerAccess").map(|()| true),
+        }
+    }
+
     /// The function of a kernel.
     pub(super) fn function(&self, kernel: &'static str) -> sys::CUfunction {
         let function = self.loaded.functions.get(kernel);

@@ -291,6 +291,9 @@ pub struct Flags {
     on_device: Ptr,
 }
 
+// SAFETY: whoever shares it has words that are read and written as atomics alone.
+unsafe impl Sync for Flags {}
+
 impl Flags {
     /// So many, all 0.
     ///

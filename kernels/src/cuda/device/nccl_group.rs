@@ -3,12 +3,14 @@
 //! ```text
 //! nccl_group(n) ── slots ── CudaLane::join, on each lane's own thread ── calls queue on the lane's stream ── CudaLane::wait watches them
 //! ```
-//! NCCL moves the numbers; what goes wrong is found here. A lane that waits for its stream asks in between how the group is (its own
+//! NCCL moves the numbers, or where that is faster kernels that write the other GPUs' memory (`peers.rs`); what goes wrong is found here. A lane that waits for its stream asks in between how the group is (its own
 //! communicator's error, other ranks' words) and how long it has waited. Whatever ends the group ends it for all: each rank
 //! aborts its own communicator, on its own thread, which takes the kernels that wait for others off its stream.
 
 use super::communicator::{Communicator, Failed, State, unique_id};
 use super::error::CudaError;
+use super::gpu::Gpu;
+use super::peers::{Meeting, Peers, Wait};
 use crate::collective::{Collective, CollectiveError};
 use crate::cuda::{Element, Ptr};
 use cudarc::driver::sys::CUstream;
@@ -61,15 +63,32 @@ impl NcclId {
     }
 }
 
-/// A group of so many ranks, all of this process. A rank that the others have waited for longer than `deadline` is taken for lost.
+/// What the ranks of a group agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupTerms {
+    /// A rank that the others have waited for longer is taken for lost.
+    pub deadline: Duration,
+    /// Whether small sums go over the memory of the other GPUs, where those are of this process and may be written; else all are NCCL's.
+    pub custom_all_reduce: bool,
+}
+
+impl GroupTerms {
+    /// Those that serve.
+    #[must_use]
+    pub fn within(deadline: Duration) -> GroupTerms {
+        GroupTerms { deadline, custom_all_reduce: true }
+    }
+}
+
+/// A group of so many ranks, all of this process.
 ///
 /// # Errors
 /// NCCL is not there or too old.
 ///
 /// # Panics
 /// For a group of nobody.
-pub fn nccl_group(ranks: usize, deadline: Duration) -> Result<Vec<NcclRankSlot>, CudaError> {
-    Ok(nccl_group_of(&NcclId::new()?, ranks, 0..ranks, deadline))
+pub fn nccl_group(ranks: usize, terms: GroupTerms) -> Result<Vec<NcclRankSlot>, CudaError> {
+    Ok(nccl_group_of(&NcclId::new()?, ranks, 0..ranks, terms))
 }
 
 /// The ranks that are `here` of a group of so many. Of the others NCCL alone knows.
@@ -77,11 +96,13 @@ pub fn nccl_group(ranks: usize, deadline: Duration) -> Result<Vec<NcclRankSlot>,
 /// # Panics
 /// For a group of nobody, or ranks that it has not.
 #[must_use]
-pub fn nccl_group_of(id: &NcclId, ranks: usize, here: Range<usize>, deadline: Duration) -> Vec<NcclRankSlot> {
+pub fn nccl_group_of(id: &NcclId, ranks: usize, here: Range<usize>, terms: GroupTerms) -> Vec<NcclRankSlot> {
     assert!(ranks > 0 && here.end <= ranks, "a group of no ranks, or {here:?} of {ranks}");
+    let GroupTerms { deadline, custom_all_reduce } = terms;
+    let meeting = (custom_all_reduce && here == (0..ranks)).then(|| Meeting::of(ranks)).flatten();
     let states = (0..ranks).map(|_| RankState::default()).collect();
     let (aborted, plans) = (OnceLock::new(), Mutex::default());
-    let shared = Arc::new(Shared { id: id.0, here: here.clone(), deadline, aborted, states, plans });
+    let shared = Arc::new(Shared { id: id.0, here: here.clone(), deadline, aborted, states, plans, meeting });
     here.map(|rank| NcclRankSlot { shared: shared.clone(), rank }).collect()
 }
 
@@ -95,6 +116,8 @@ struct Shared {
     states: Vec<RankState>,
     /// Plans that not all ranks have begun yet.
     plans: Mutex<Plans>,
+    /// Where ranks find out whether they may write each other's memory.
+    meeting: Option<Meeting>,
 }
 
 /// What the others see of a rank.
@@ -133,6 +156,7 @@ pub(super) struct Nccl {
     shared: Arc<Shared>,
     rank: usize,
     communicator: Mutex<Option<Communicator>>,
+    peers: Option<Peers>,
     /// Plans that this rank has begun.
     plans: u64,
 }
@@ -150,28 +174,36 @@ impl NcclRankSlot {
     }
 
     /// Joins with the GPU that the calling thread is bound to, and waits for the others; `sms` are those of the lane's smallest partition.
-    pub(super) fn join(&self, sms: u32) -> Result<Nccl, CudaError> {
+    pub(super) fn join(&self, gpu: &Arc<Gpu>, sms: u32) -> Result<Nccl, CudaError> {
         let shared = &self.shared;
         let state = &shared.states[self.rank];
         assert!(!state.joined.swap(true, SeqCst), "rank {} has joined before", self.rank);
         let communicator =
             Communicator::join(shared.id, self.rank, shared.states.len(), sms.min(MOST_BLOCKS));
         let communicator = communicator.map_err(|failed| shared.failed(failed))?;
-        let way = Nccl {
+        let mut way = Nccl {
             shared: shared.clone(),
             rank: self.rank,
             communicator: Mutex::new(Some(communicator)),
+            peers: None,
             plans: 0,
         };
         let begun = Instant::now();
-        while way.state()? == State::Under {
-            shared.look(|state| !state.joined.load(SeqCst))?;
-            if begun.elapsed() > JOIN.max(shared.deadline) {
-                return Err(shared
-                    .too_late(|state| !state.joined.load(SeqCst), JOIN.max(shared.deadline))
-                    .into());
+        let within = JOIN.max(shared.deadline);
+        let wait = |misses: &dyn Fn(&RankState) -> bool, done: &dyn Fn() -> Result<bool, CudaError>| {
+            while !done()? {
+                shared.look(misses)?;
+                if begun.elapsed() > within {
+                    return Err(shared.too_late(misses, within).into());
+                }
+                std::thread::sleep(LOOK);
             }
-            std::thread::sleep(LOOK);
+            Ok(())
+        };
+        wait(&|state| !state.joined.load(SeqCst), &|| Ok(way.state()? == State::Ready))?;
+        if let Some(meeting) = &shared.meeting {
+            let wait: Wait<'_> = &mut |done| wait(&|_| true, &|| Ok(done()));
+            way.peers = meeting.join(self.rank, gpu, sms, wait)?;
         }
         Ok(way)
     }
@@ -292,6 +324,18 @@ impl Nccl {
         Ok(())
     }
 
+    /// The ways to the others' memory, if there are some.
+    pub(super) fn peers(&self) -> Option<&Peers> {
+        self.peers.as_ref()
+    }
+
+    /// Before so many calls are queued that are no calls of NCCL: the group stands, and whoever lacks them is behind.
+    pub(super) fn begins(&self, calls: u64) -> Result<(), CollectiveError> {
+        self.shared.look(|_| true)?;
+        self.shared.states[self.rank].calls.fetch_add(calls, SeqCst);
+        Ok(())
+    }
+
     fn over(&self) -> CollectiveError {
         let why = self.shared.aborted.get().cloned();
         CollectiveError::Aborted { why: why.unwrap_or_else(|| format!("rank {} has left", self.rank)) }
@@ -301,7 +345,9 @@ impl Nccl {
         self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn end(&self) {
+    /// Ends what this rank has queued.
+    pub(super) fn end(&self) {
+        self.peers.iter().for_each(Peers::stop);
         if let Some(communicator) = self.communicator().take() {
             communicator.abort();
         }

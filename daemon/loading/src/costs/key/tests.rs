@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use faser_actors::{CpuSpec, CudaDevice, CudaSource, CudaSpec, Dtype, GpuInfo, Isa};
+use faser_actors::{CpuSpec, CudaDevice, CudaSource, CudaSpec, Dtype, GpuInfo, GroupTerms, Isa};
 use faser_models::{Model, synthetic};
 use faser_topology::{CpuDevice, GpuDevice, Partition};
 use serde_json::Value;
@@ -130,7 +130,11 @@ fn a_gpus_key_has_what_changes_its_costs() {
     let shape = SyntheticSpec::preset("tiny").unwrap();
     let (target, draft) = synthetic::pair(&shape, Dtype::F32, &mut |_| {}).unwrap();
     let facts = [ModelFacts::of(&target), ModelFacts::of(&draft)];
-    let over = |ranks: usize, change: &dyn Fn(&mut GpuInfo), draft_sms: &[u32], host: &str| {
+    let with = |group: GroupTerms,
+                ranks: usize,
+                change: &dyn Fn(&mut GpuInfo),
+                draft_sms: &[u32],
+                host: &str| {
         let mut info = GpuInfo {
             ordinal: 0,
             name: "a GPU".to_owned(),
@@ -156,14 +160,8 @@ fn a_gpus_key_has_what_changes_its_costs() {
             })
         };
         let (ranks, draft_sms) = ((0..ranks).map(|_| device()).collect(), draft_sms.to_vec());
-        let device = DeviceSpec::Cuda(CudaSpec {
-            ranks,
-            apart: None,
-            draft_sms,
-            rank_deadline: Duration::ZERO,
-            nodes: None,
-            own_ranks: None,
-        });
+        let device =
+            DeviceSpec::Cuda(CudaSpec { ranks, apart: None, draft_sms, group, nodes: None, own_ranks: None });
         let spec = ProfileSpec {
             device: &device,
             block_size: 16,
@@ -172,6 +170,10 @@ fn a_gpus_key_has_what_changes_its_costs() {
             deterministic: false,
         };
         Key::new(&spec, &machine, [Weights::of_synthetic(&shape), Weights::of_synthetic(&shape)])
+    };
+    let group = GroupTerms::within(Duration::ZERO);
+    let over = |ranks: usize, change: &dyn Fn(&mut GpuInfo), draft_sms: &[u32], host: &str| {
+        with(group, ranks, change, draft_sms, host)
     };
     let of = |change: &dyn Fn(&mut GpuInfo), draft_sms: &[u32], host: &str| over(1, change, draft_sms, host);
     let key = of(&|_| {}, &[16], "a cpu");
@@ -186,6 +188,12 @@ fn a_gpus_key_has_what_changes_its_costs() {
     ] {
         assert_ne!(key, changed);
     }
+    let by_nccl = GroupTerms { custom_all_reduce: false, ..group };
+    assert_ne!(
+        with(by_nccl, 2, &|_| {}, &[16], "a cpu"),
+        over(2, &|_| {}, &[16], "a cpu"),
+        "sums by NCCL take longer"
+    );
     let written = serde_json::to_value(&key).unwrap();
     assert_eq!(written["device"]["gpu"], "a GPU");
     assert_eq!(written["device"]["partitions"][1], serde_json::json!({"draft": 16, "verify": 116}));
