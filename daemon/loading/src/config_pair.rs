@@ -244,7 +244,7 @@ pub(crate) fn kind_of_draft(draft: &ModelConfig) -> Option<String> {
         (true, false) => "; its LM head is the target's",
         (false, false) => "; its embedding and LM head are the target's",
     };
-    let usual = if head.usual_streams {
+    let usual = if head.streams_key.is_none() {
         " (the usual ones: its files do not say which, and where it was made for others it is hardly ever right)"
     } else {
         ""

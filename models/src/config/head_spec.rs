@@ -25,8 +25,8 @@ pub struct HeadSpec {
     pub kind: HeadKind,
     /// The target's streams that it reads, one behind the other. None are known before the target is: see [`fitted`](super::fitted).
     pub streams: Vec<usize>,
-    /// Its files do not say which: those are the usual ones.
-    pub usual_streams: bool,
+    /// The key of its config.json that names them. Without one they are the usual ones.
+    pub streams_key: Option<&'static str>,
     /// Width of the target's streams.
     pub target_hidden: usize,
     /// What is done to them before they are fused.
@@ -190,16 +190,16 @@ impl HeadSpec {
         if self.streams.is_empty() {
             if layers < 4 {
                 return refuse(format!(
-                    "whose layer ids are not said (`eagle_aux_hidden_state_layer_ids`), and for {layers} layers there is no usual choice"
+                    "whose layer ids are not said (`{EAGLE_STREAMS}`), and for {layers} layers there is no usual choice"
                 ));
             }
             self.streams = vec![2, layers / 2, layers - 3];
             self.streams.sort_unstable();
-            self.usual_streams = true;
         }
+        let key = self.streams_key.unwrap_or(EAGLE_STREAMS);
         match self.streams.iter().find(|stream| **stream > layers) {
             Some(stream) => refuse(format!(
-                "which reads what enters layer {stream} (`eagle_aux_hidden_state_layer_ids`), and the target has {layers} layers: it was made for another target"
+                "which reads what enters layer {stream} (`{key}`), and the target has {layers} layers: it was made for another target"
             )),
             None => Ok(()),
         }
@@ -311,6 +311,10 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
         let problem = "is a head that drafts in one pass (P-EAGLE) without embed_tokens.weight: its embedding was trained with it, so the target's is none for it";
         return Err(ModelError::NoModel { path: dir.to_owned(), problem: problem.to_owned() });
     }
+    let (streams, streams_key) = match streams(keys, of_block)? {
+        Some((streams, key)) => (streams, Some(key)),
+        None => (Vec::new(), None),
+    };
     config.head = Some(HeadSpec {
         layout,
         kind: match block {
@@ -318,8 +322,8 @@ pub(super) fn of_head(keys: &Keys, dir: &Path) -> Result<Option<ModelConfig>, Mo
             None if masks => HeadKind::Masks,
             None => HeadKind::Steps,
         },
-        streams: streams(keys, of_block)?,
-        usual_streams: false,
+        streams,
+        streams_key,
         target_hidden,
         fuse_norm,
         proposed_vocab: proposed,
@@ -347,7 +351,11 @@ fn block_spec(keys: &Keys, dspark: bool, has: &dyn Fn(&str) -> bool) -> Result<B
         _ => place("markov_rank").size("markov_rank", MAX_WIDTH)?,
     };
     if rank.is_none() && has("markov_head.markov_w1.weight") {
-        return Err(keys.error("markov_rank", "is missing, and there is `markov_head.markov_w1.weight`"));
+        let place = place("markov_rank");
+        let said = if place.get("markov_rank").is_some() { "is 0" } else { "is missing" };
+        return Err(
+            place.error("markov_rank", format!("{said}, and there is `markov_head.markov_w1.weight`"))
+        );
     }
     let markov = rank.map(|rank| {
         let kind = match place("markov_head_type").text("markov_head_type")? {
@@ -440,10 +448,12 @@ fn layer_keys(keys: &Keys, speculators: bool) -> Result<Keys, ModelError> {
     ]))
 }
 
-/// The target's streams that are named; none where those are the usual ones.
-fn streams(keys: &Keys, of_block: bool) -> Result<Vec<usize>, ModelError> {
-    let eagle = "eagle_aux_hidden_state_layer_ids";
-    let entered = if of_block { "aux_hidden_state_layer_ids" } else { eagle };
+/// Where heads of EAGLE-3 name the streams.
+const EAGLE_STREAMS: &str = "eagle_aux_hidden_state_layer_ids";
+
+/// The target's streams that are named, and by which key; nothing where those are the usual ones.
+fn streams(keys: &Keys, of_block: bool) -> Result<Option<(Vec<usize>, &'static str)>, ModelError> {
+    let entered = if of_block { "aux_hidden_state_layer_ids" } else { EAGLE_STREAMS };
     let nested = keys.object(if of_block { "dflash_config" } else { "eagle_config" })?;
     if let Some(nested) = nested.as_ref().filter(|nested| nested.get("use_aux_hidden_state").is_some())
         && !nested.flag("use_aux_hidden_state", true)?
@@ -463,7 +473,7 @@ fn streams(keys: &Keys, of_block: bool) -> Result<Vec<usize>, ModelError> {
             let problem = "is missing: for a head that proposes a block there is no usual choice of layers";
             return Err(keys.error("target_layer_ids", problem));
         }
-        return Ok(Vec::new());
+        return Ok(None);
     };
     let refuse = || place.error(key, "is not a list of layers, 1 to 16 of them, ascending");
     let ids: Vec<i64> = place
@@ -471,7 +481,7 @@ fn streams(keys: &Keys, of_block: bool) -> Result<Vec<usize>, ModelError> {
         .and_then(Value::as_array)
         .map_or_else(Vec::new, |ids| ids.iter().filter_map(Value::as_i64).collect());
     let count = place.get(key).and_then(Value::as_array).map_or(0, Vec::len);
-    let behind = key == "target_layer_ids" || (key == eagle && ids.first() == Some(&1));
+    let behind = key == "target_layer_ids" || (key == EAGLE_STREAMS && ids.first() == Some(&1));
     let streams: Option<Vec<usize>> = ids
         .iter()
         .map(|id| {
@@ -482,7 +492,7 @@ fn streams(keys: &Keys, of_block: bool) -> Result<Vec<usize>, ModelError> {
         .collect();
     match streams {
         Some(streams) if (1..=16).contains(&count) && ids.len() == count && streams.is_sorted() => {
-            Ok(streams)
+            Ok(Some((streams, key)))
         }
         _ => Err(refuse()),
     }

@@ -270,7 +270,7 @@ fn a_head_that_names_no_layers_reads_the_usual_ones_and_knows_that_they_are_a_gu
         let head = of_head(&keys(with(with(llama(), &own), &ids), "m/config.json"), Path::new("m"));
         let fitted = fitted(&target, head.unwrap().expect("a head"), None).unwrap();
         let spec = fitted.head.expect("a head");
-        assert_eq!((&spec.streams[..], spec.usual_streams), (&streams[..], usual), "{ids}");
+        assert_eq!((&spec.streams[..], spec.streams_key.is_none()), (&streams[..], usual), "{ids}");
     }
 }
 
@@ -527,7 +527,7 @@ fn granites_factors_are_those_of_the_stream_that_is_held() {
         layout: HeadLayout::Eagle,
         kind: HeadKind::Steps,
         streams: vec![0],
-        usual_streams: false,
+        streams_key: None,
         target_hidden: 64,
         fuse_norm: FuseNorm::None,
         proposed_vocab: None,

@@ -345,8 +345,7 @@ impl<P: Packer> Loader<'_, P> {
             }
         };
         let fc = Projection::whole("fc".to_owned(), [hidden, width]);
-        let matrix =
-            self.matrix(&[fc], "hidden_size, target_hidden_size, eagle_aux_hidden_state_layer_ids")?;
+        let matrix = self.matrix(&[fc], "hidden_size, target_hidden_size, the layer ids of hidden states")?;
         let mask_features = match spec.kind {
             HeadKind::Masks => Some(self.mask_features(spec)?),
             HeadKind::Steps | HeadKind::Block(_) => None,
@@ -434,7 +433,7 @@ impl<P: Packer> Loader<'_, P> {
         const UNKNOWN: &str = "mask_hidden";
         let (hidden, width, eps) = (self.config.hidden, spec.streams_width(), self.config.rms_eps);
         let read = |loader: &Self, name: &str, shape: &[usize]| -> Result<Vec<f32>, ModelError> {
-            let reason = "hidden_size, target_hidden_size, eagle_aux_hidden_state_layer_ids";
+            let reason = "hidden_size, target_hidden_size, the layer ids of hidden states";
             let source = loader.tensors.tensor(name, shape, reason)?;
             if !loader.packer.reads() {
                 return Ok(Vec::new());

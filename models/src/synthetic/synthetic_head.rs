@@ -87,7 +87,7 @@ fn made(
         layout: HeadLayout::Eagle,
         kind,
         streams: streams.to_vec(),
-        usual_streams: false,
+        streams_key: None,
         target_hidden: target.hidden,
         fuse_norm: FuseNorm::None,
         proposed_vocab: (proposed < target.vocab).then_some(proposed),

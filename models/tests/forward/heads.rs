@@ -400,6 +400,8 @@ fn a_head_for_another_target_is_refused_by_name() {
     let shallow = ModelConfig { layers: target.layers[..3].to_vec(), ..target.clone() };
     assert!(refused(&shallow, "eagle3-original").contains("layer ids are not said"));
     assert!(refused(&shallow, "eagle3-speculators").contains("enters layer 4"));
+    let by_its_key = refused(&shallow, "dflash");
+    assert!(by_its_key.contains("enters layer 4 (`target_layer_ids`)"), "{by_its_key}");
     let other = ModelConfig { vocab: 97, stored_vocab: 97, ..target.clone() };
     assert!(refused(&other, "eagle3-original").contains("vocab_size"));
     // Alone it is no model.
@@ -470,7 +472,7 @@ fn what_a_block_lacks_is_named() {
         ("dflash", json!({"dflash_config": nested(96)}), "vocab_size is 96"),
         ("dflash", json!({"use_swa": true}), "see all of the text"),
         ("dspark-gated", json!({"markov_head_type": "other"}), "vanilla, gated or rnn"),
-        ("dspark-gated", json!({"markov_rank": 0}), "markov_rank"),
+        ("dspark-gated", json!({"markov_rank": 0}), "`markov_rank` is 0"),
         ("p-eagle", json!({"mask_token_id": null}), "mask_token_id"),
         ("p-eagle", json!({"speculators_model_type": "mtp"}), "eagle3, peagle, dflash and dspark are served"),
         ("dflash", json!({"architectures": ["MTPDraft"], "dflash_config": {}}), "MTP"),
