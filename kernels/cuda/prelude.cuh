@@ -217,6 +217,7 @@ DEVICE void tell_host(u32 *at, u32 value) { *at = value; }
 DEVICE void tell_peer(u32 *at, u32 value) { *at = value; }
 DEVICE u32 told(const u32 *at) { return *at; }
 DEVICE uint4 load_told(const void *at) { return *(const uint4 *)at; }
+DEVICE u32 load_told_word(const void *at) { return *(const u32 *)at; }
 #else
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) char name[]
 DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
@@ -272,6 +273,12 @@ DEVICE u32 told(const u32 *at) {
 DEVICE uint4 load_told(const void *at) {
     uint4 x;
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(at) : "memory");
+    return x;
+}
+// One of its words.
+DEVICE u32 load_told_word(const void *at) {
+    u32 x;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
     return x;
 }
 #endif

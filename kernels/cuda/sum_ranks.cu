@@ -1,9 +1,10 @@
 // sum_ranks: what the ranks of a group have is added up, or gathered, over memory that every GPU of the group may write: one kernel on each, launched by each for the same
 // call. A block hands its part of what the rank has to all others, waits for theirs, and adds up in the order of the ranks: the same bits everywhere. Blocks of one number wait for each
 // other alone. A slot is used in every other call: who comes to a call has ended the one before, for which all others have read the slots of the one before that.
+// Who is told to wait no more has left for good: what the rank is asked for later brings nothing, so that nobody takes what never was a sum's part.
 static constexpr u32 MOST_RANKS = 8, MOST_BLOCKS = 32;
-// Of a rank's room: for each block the call that each rank has brought its part of, and the last that is over; then the slots.
-static constexpr u32 SLOTS = (MOST_RANKS + 1) * MOST_BLOCKS * 4;
+// Of a rank's room: for each block the call that each rank has brought its part of, and the last that is over; whether the rank has left; then the slots.
+static constexpr u32 OVER = MOST_RANKS * MOST_BLOCKS, LEFT = OVER + MOST_BLOCKS, SLOTS = (LEFT + MOST_BLOCKS) * 4;
 
 struct SumRanksArgs {
     char *rooms[MOST_RANKS]; // of each rank, in its GPU's memory
@@ -27,7 +28,8 @@ DEVICE char *room(const SumRanksArgs &a, u32 rank) {
     return found;
 }
 DEVICE u32 *brought(const SumRanksArgs &a, u32 to, u32 block) { return (u32 *)room(a, to) + block * MOST_RANKS; }
-DEVICE u32 *calls(const SumRanksArgs &a, u32 block) { return (u32 *)room(a, a.rank) + MOST_RANKS * MOST_BLOCKS + block; }
+DEVICE u32 *calls(const SumRanksArgs &a, u32 block) { return (u32 *)room(a, a.rank) + OVER + block; }
+DEVICE u32 *left(const SumRanksArgs &a) { return (u32 *)room(a, a.rank) + LEFT; }
 DEVICE float *slot(const SumRanksArgs &a, u32 to, u32 from, u32 block, u32 call) {
     return (float *)(room(a, to) + SLOTS) + ((size_t)(block * 2 + call % 2) * a.ranks + from) * a.slot;
 }
@@ -43,7 +45,7 @@ DEVICE void add_to(float4 &sum, const float4 &x) {
 // Four numbers of each rank, or one where they do not come in fours. A slot has them as they are in `own`.
 template <bool FOURS> DEVICE float4 brought_by(const float *own, const float *slot, bool self) {
     if (FOURS) return self ? load_four(own) : floats_of(load_told(slot));
-    return {self ? *own : __uint_as_float(told((const u32 *)slot)), 0.0f, 0.0f, 0.0f};
+    return {self ? *own : __uint_as_float(load_told_word(slot)), 0.0f, 0.0f, 0.0f};
 }
 template <bool FOURS> DEVICE void put(float *to, const float4 &x) {
     if (FOURS) store_four(to, x);
@@ -71,6 +73,7 @@ template <bool FOURS> DEVICE void take(const SumRanksArgs &a, const float *slots
 }
 
 KERNEL(256, 80) sum_ranks(SumRanksArgs a) {
+    if (*left(a)) return;
     const u32 block = blockIdx.x, call = *calls(a, block) + 1;
     const u32 part = ((a.len + gridDim.x - 1) / gridDim.x + 3) / 4 * 4;
     const u32 first = block * part < a.len ? block * part : a.len, count = a.len - first < part ? a.len - first : part;
@@ -90,12 +93,20 @@ KERNEL(256, 80) sum_ranks(SumRanksArgs a) {
         if (threadIdx.x < a.ranks && threadIdx.x != a.rank) tell_peer(brought(a, threadIdx.x, block) + a.rank, call);
     }
     if (!(a.halves & TAKES)) return;
+    bool come = true;
     if (threadIdx.x < a.ranks) {
         for (u32 looks = 1; !has_come(a, threadIdx.x, block, call); looks++) {
-            if (looks % PATIENCE == 0 && told(a.stop)) break;
+            if (looks % PATIENCE == 0 && told(a.stop)) {
+                come = false;
+                break;
+            }
         }
     }
-    __syncthreads(); // all ranks have brought theirs
+    // All ranks have brought theirs.
+    if (!__syncthreads_and(come)) {
+        if (threadIdx.x == 0) *left(a) = 1;
+        return;
+    }
     const float *slots = slot(a, a.rank, 0, block, call);
     if (fours) take<true>(a, slots, first, count);
     else take<false>(a, slots, first, count);

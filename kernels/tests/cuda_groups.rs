@@ -6,7 +6,7 @@ use cuda_fake::inside;
 use faser_kernels::CollectiveError;
 use faser_kernels::cuda::{
     Arena, CudaError, CudaLane, DeviceBuffer, Element, Flags, Gpu, GroupTerms, NcclRankSlot, Ptr, Share,
-    nccl_group, nccl_version,
+    SmallSums, SumRanksArgs, nccl_group, nccl_version,
 };
 use half::bf16;
 use std::sync::Barrier;
@@ -21,6 +21,7 @@ const BY_NCCL: (&str, &str) = ("FASER_FAKE_PEERS", "none");
 struct Rank {
     lane: CudaLane,
     arena: Arena,
+    small_sums: SmallSums,
 }
 
 impl Rank {
@@ -32,8 +33,8 @@ impl Rank {
         let gpu = Gpu::open(ordinal, None)?;
         let arena = Arena::new(&gpu, 1 << 20, "a test")?;
         let mut lane = CudaLane::new(&[Share::whole(&gpu)], false)?;
-        lane.join(slot, in_order)?;
-        Ok(Rank { lane, arena })
+        let small_sums = lane.join(slot, in_order)?;
+        Ok(Rank { lane, arena, small_sums })
     }
 
     /// The sum over the ranks of what each brings.
@@ -93,8 +94,8 @@ fn words<T>(outcome: Result<T, CudaError>) -> String {
 fn sums_and_gathered_values_are_the_same_on_every_rank() {
     let name = "sums_and_gathered_values_are_the_same_on_every_rank";
     let Some(report) = sums_and_gathers(name, &[FOUR]) else { return };
-    // Sums of bf16, of each rank of each group; a group of one has none of other GPUs' memory.
-    assert!(report.contains("all-reduces 27\n") && report.contains("runs of sum_ranks 126\n"), "{report}");
+    // Sums of bf16, of each rank of each group; a group of one has none of other GPUs' memory. Two of each rank are tried first.
+    assert!(report.contains("all-reduces 27\n") && report.contains("runs of sum_ranks 138\n"), "{report}");
 }
 
 #[test]
@@ -118,7 +119,7 @@ fn sums_and_gathers(name: &str, variables: &[(&str, &str)]) -> Option<String> {
                     sums.push(own.sum(&values).expect("a sum"));
                 }
                 // Numbers of 16 bits, and words that are no numbers.
-                let Rank { lane, arena } = &mut own;
+                let Rank { lane, arena, .. } = &mut own;
                 arena.clear();
                 let (halves, in_halves) = arena.reserve::<bf16>(8);
                 let (mine, _) = arena.reserve::<u32>(1);
@@ -220,7 +221,7 @@ fn sums_over_peers_are_captured_and_more_than_they_take_go_by_nccl_or_in_pieces(
 #[test]
 fn a_sum_over_peers_that_never_comes_ends_the_group_at_the_deadline() {
     let name = "a_sum_over_peers_that_never_comes_ends_the_group_at_the_deadline";
-    let report = inside(name, &[FOUR, ("FASER_FAKE_PEERS_LOSE", "1:3")], || {
+    let report = inside(name, &[FOUR, ("FASER_FAKE_PEERS_LOSE", "1:5")], || {
         let errors = on_ranks(2, Duration::from_secs(2), |_, lane| {
             let mut lane = lane.expect("a lane");
             (0..2).for_each(|_| assert_eq!(lane.sum(&[1.0]).expect("all come"), [2.0]));
@@ -232,6 +233,120 @@ fn a_sum_over_peers_that_never_comes_ends_the_group_at_the_deadline() {
     });
     let Some(report) = report else { return };
     assert!(report.contains("memory left 0\n") && report.contains("streams left 0\n"), "{report}");
+}
+
+#[test]
+fn ways_that_not_all_have_are_not_taken() {
+    let name = "ways_that_not_all_have_are_not_taken";
+    let report = inside(name, &[FOUR, ("FASER_FAKE_PEERS", "pairs")], || {
+        for (ranks, expected) in [(2, SmallSums::Peers), (3, SmallSums::Nccl), (4, SmallSums::Nccl)] {
+            let found = on_ranks(ranks, PATIENT, |_, lane| {
+                let mut lane = lane.expect("a lane");
+                assert_eq!(lane.sum(&[1.0]).expect("a sum"), [ranks as f32]);
+                lane.small_sums
+            });
+            assert_eq!(found, vec![expected; ranks]);
+        }
+    });
+    let Some(report) = report else { return };
+    assert!(report.contains("memory left 0\n") && report.contains("runs of sum_ranks 6\n"), "{report}");
+}
+
+#[test]
+fn ways_that_do_not_do_what_the_driver_says_are_not_taken() {
+    let name = "ways_that_do_not_do_what_the_driver_says_are_not_taken";
+    for broken in
+        [("FASER_FAKE_PEERS", "wrong"), ("FASER_FAKE_PEERS_LOSE", "1:1"), ("FASER_FAKE_PEERS_LOSE", "0:2")]
+    {
+        let report = inside(name, &[FOUR, broken], || {
+            let found = on_ranks(3, Duration::from_secs(2), |_, lane| {
+                let mut lane = lane.expect("a lane");
+                assert_eq!(lane.sum(&[1.0, 2.0]).expect("a sum"), [3.0, 6.0]);
+                assert!(!lane.lane.captures_sums(2));
+                lane.small_sums
+            });
+            assert_eq!(found, [SmallSums::Unproven; 3]);
+        });
+        let Some(report) = report else { return };
+        assert!(report.contains("memory left 0\n") && report.contains("all-reduces 3\n"), "{report}");
+    }
+}
+
+#[test]
+fn who_was_told_to_wait_no_more_brings_nothing_more() {
+    inside("who_was_told_to_wait_no_more_brings_nothing_more", &[], || {
+        let gpu = Gpu::open(0, None).expect("a call");
+        let slot = SumRanksArgs::slot_len(8, 1);
+        let bytes = SumRanksArgs::room_bytes(2, slot);
+        let rooms = [(); 2].map(|()| DeviceBuffer::zeroed(&gpu, bytes, "a test").expect("a call"));
+        let stops = [(); 2].map(|()| Flags::new(&gpu, 1).expect("a call"));
+        let mut lanes = [(); 2].map(|()| CudaLane::new(&[Share::whole(&gpu)], false).expect("a call"));
+        let mut arenas = [(); 2].map(|()| Arena::new(&gpu, 4096, "a test").expect("a call"));
+        // Two calls of each rank: 1 and 10 of the first, 2 and 20 of the other.
+        let mut ask = |rank: usize| {
+            let (lane, arena) = (&mut lanes[rank], &mut arenas[rank]);
+            let own = 1.0 + rank as f32;
+            let at = [arena.put(&[own]), arena.put(&[10.0 * own])];
+            lane.send(arena).expect("a call");
+            for at in at {
+                let mut args = SumRanksArgs {
+                    rooms: [Ptr::NULL; SumRanksArgs::MOST_RANKS],
+                    own: at,
+                    out: at,
+                    stop: stops[rank].ptr(),
+                    len: 1,
+                    slot: slot as u32,
+                    ranks: 2,
+                    rank: rank as u32,
+                    gathers: 0,
+                    halves: SumRanksArgs::BOTH_HALVES,
+                };
+                args.rooms.iter_mut().zip(&rooms).for_each(|(to, room)| *to = room.ptr());
+                lane.launch(&args.launch(1)).expect("a call");
+            }
+            lane.fetch(arena).expect("a call");
+        };
+        (0..2).for_each(&mut ask);
+        let [first, second] = &mut lanes;
+        // The first is stopped while it waits for the other, whose calls come later.
+        assert!(!first.look().expect("a call"));
+        stops[0].set(0);
+        first.wait(&mut || {}).expect("a call");
+        // What the first had brought before is there, and nothing of its second call ever is.
+        for _ in 0..100 {
+            assert!(!second.look().expect("a call"));
+        }
+        stops[1].set(0);
+        second.wait(&mut || {}).expect("a call");
+        let found = arenas.map(|mut arena| {
+            arena.clear();
+            let places = [arena.reserve::<f32>(1).1, arena.reserve::<f32>(1).1];
+            places.map(|place| arena.get::<f32>(place)[0])
+        });
+        assert_eq!(found, [[1.0, 10.0], [3.0, 20.0]]);
+    });
+}
+
+#[test]
+fn who_waits_in_the_driver_is_let_go_when_the_group_ends() {
+    inside("who_waits_in_the_driver_is_let_go_when_the_group_ends", &[FOUR], || {
+        let slots = nccl_group(2, GroupTerms::within(PATIENT)).expect("the fake NCCL is there");
+        let asked = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut own = Rank::open(0, &slots[0]).expect("a lane");
+                let memory = DeviceBuffer::zeroed(own.lane.gpu(), 4096, "a sum").expect("a call");
+                own.lane.all_reduce_sum(memory.ptr(), 1, Element::F32).expect("a call");
+                asked.wait();
+                own.lane.gpu().finish().expect("a call");
+                assert!(words(own.lane.wait(&mut || {})).contains("as was wished"));
+            });
+            let own = Rank::open(1, &slots[1]).expect("a lane");
+            asked.wait();
+            slots[1].abort("as was wished");
+            drop(own);
+        });
+    });
 }
 
 #[test]

@@ -10,7 +10,8 @@ use std::thread;
 
 use faser_engine::EngineConfig;
 use faser_kernels::cuda::{
-    CudaError, Gpu, GpuInfo, GroupTerms, KvElement, NcclRankSlot, NvrtcError, Share, SharePair, nccl_group,
+    CudaError, Gpu, GpuInfo, GroupTerms, KvElement, NcclRankSlot, NvrtcError, Share, SharePair, SmallSums,
+    nccl_group,
 };
 use faser_models::cuda::{CudaFeaturePages, CudaModel, CudaSizes};
 use faser_models::{ModelError, Progress, Shard};
@@ -444,9 +445,27 @@ pub(crate) fn opened(
     Box::new(move || {
         let made = CudaBackend::new(model.clone(), &spec);
         let Some(slot) = &slot else { return made };
-        let joined = made.and_then(|mut backend| backend.join(slot).map(|()| backend));
+        let joined = made.and_then(|mut backend| {
+            let small_sums = backend.join(slot)?;
+            if slot.rank() == 0 {
+                tell(small_sums);
+            }
+            Ok(backend)
+        });
         joined.inspect_err(|error| slot.abort(&format!("rank {} cannot be built: {error}", slot.rank())))
     })
+}
+
+/// How a group adds up is seen in its speed alone.
+fn tell(small_sums: SmallSums) {
+    match small_sums {
+        SmallSums::Peers => tracing::info!("small sums over GPUs go over each other's memory"),
+        SmallSums::Nccl => tracing::info!("sums over GPUs go by NCCL"),
+        SmallSums::Unproven => tracing::warn!(
+            "sums over GPUs go by NCCL: the driver says that these GPUs may write each other's memory, but what they wrote did not come, or wrong \
+             (an IOMMU or PCIe's access control between them does that). `device.custom_all_reduce: false` says so, and saves the attempt at each start"
+        ),
+    }
 }
 
 /// Each rank's place in a group of its lane's; none is needed alone.

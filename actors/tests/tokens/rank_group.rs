@@ -192,7 +192,9 @@ impl CancelSource for NobodyCancels {
 /// A rank's lane on its GPU.
 fn on_gpu(((model, spec), slot): (OfRank, Option<NcclRankSlot>)) -> CudaBackend {
     let mut backend = CudaBackend::new(model, &spec).expect("a lane");
-    slot.iter().for_each(|slot| backend.join(slot).expect("the others join"));
+    if let Some(slot) = &slot {
+        backend.join(slot).expect("the others join");
+    }
     backend
 }
 

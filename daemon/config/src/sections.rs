@@ -237,18 +237,29 @@ fn device(mut fields: Fields<'_>, model: &ModelSection, nodes: usize) -> Result<
     let deadline = fields.whole("rank_deadline_s", 1..=3600)?;
     let deterministic = fields.flag("deterministic")?.unwrap_or(false);
     let custom_all_reduce = fields.flag("custom_all_reduce")?;
-    let by_nccl = nodes > 1 || tensor_parallel > MOST_PEERS || custom_all_reduce == Some(false);
-    if deterministic && kind != DeviceKind::Cpu && tensor_parallel > 2 && by_nccl {
-        let why = if nodes > 1 {
-            "of several nodes"
-        } else if tensor_parallel > MOST_PEERS {
-            "that are more than 8"
-        } else {
-            "with `device.custom_all_reduce: false`"
-        };
+    let without_peers = match () {
+        () if nodes > 1 => Some("of several nodes"),
+        () if tensor_parallel > MOST_PEERS => Some("that are more than 8"),
+        () => None,
+    };
+    if let (Some(true), Some(why)) = (custom_all_reduce, without_peers)
+        && kind != DeviceKind::Cpu
+    {
+        let problem = format!(
+            "cannot be had over {tensor_parallel} GPUs (`device.tensor_parallel`) {why}: NCCL has every sum there. Leave it out"
+        );
+        return Err(fields.wrong("custom_all_reduce", problem));
+    }
+    let turned_off = (custom_all_reduce == Some(false)).then_some("with `device.custom_all_reduce: false`");
+    if let Some(why) = without_peers.or(turned_off)
+        && deterministic
+        && kind != DeviceKind::Cpu
+        && tensor_parallel > 2
+    {
+        let remove = if without_peers.is_none() { "Remove that line, split" } else { "Split" };
         let problem = format!(
             "cannot be had over {tensor_parallel} GPUs (`device.tensor_parallel`) {why}: NCCL adds up in an order that depends on how much \
-             there is to add. Split over 2 at most, leave it out, or set `device.kind: cpu`"
+             there is to add. {remove} over 2 at most, leave it out, or set `device.kind: cpu`"
         );
         return Err(fields.wrong("deterministic", problem));
     }

@@ -123,11 +123,14 @@ fn deterministic_passes_are_refused_where_nccl_decides_the_order() {
                 format!("device: {{kind: '{kind}', deterministic: true, tensor_parallel: {ranks}{more}}}\n");
             let refusal = refusal(&text);
             assert!(
-                refusal.contains(&format!("`device.deterministic` cannot be had over {ranks} GPUs")),
+                refusal.contains(&format!("`device.deterministic` cannot be had over {ranks} GPUs"))
+                    && refusal.contains("Remove that line") != more.is_empty(),
                 "{refusal}"
             );
         }
     }
+    let refused = refusal("device: {kind: 'cuda:0', custom_all_reduce: true, tensor_parallel: 16}\n");
+    assert!(refused.contains("`device.custom_all_reduce` cannot be had over 16 GPUs"), "{refused}");
     let refused = refusal("device: {kind: cpu, custom_all_reduce: true}\n");
     assert!(refused.contains("`device.custom_all_reduce` is for a GPU"), "{refused}");
     assert!(refusal("device: {deterministic: often}\n").contains("`device.deterministic`"));

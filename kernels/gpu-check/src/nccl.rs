@@ -5,12 +5,13 @@
 //! sets that for this check.
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use super::{CheckResult, Report, Setting};
 use faser_kernels::cuda::{
-    Arena, CudaError, CudaLane, DeviceBuffer, Element, Gpu, GroupTerms, NcclRankSlot, Share, nccl_group,
-    nccl_library, nccl_version, probe,
+    Arena, CudaError, CudaLane, DeviceBuffer, Element, Gpu, Graph, GroupTerms, NcclRankSlot, Share,
+    SmallSums, nccl_group, nccl_library, nccl_version, probe,
 };
 
 const RANKS: usize = 2;
@@ -20,6 +21,8 @@ const PATIENT: Duration = Duration::from_secs(30);
 const LOST: Duration = Duration::from_secs(2);
 /// The first version, as NCCL counts, that allows several ranks on one GPU.
 const TOGETHER: u32 = 23_003;
+/// SMs of a partition.
+const SPLIT: u32 = 32;
 /// Bytes of a sum that is timed.
 const SIZES: [usize; 8] = [8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20];
 /// Calls that are timed together.
@@ -33,10 +36,13 @@ struct Found {
     gathered: bool,
     /// Of a captured sum, replayed; none where it cannot be captured.
     replayed: Option<bool>,
+    /// The same on the SMs of a partition; none where the GPU cannot be split.
+    on_partition: Option<bool>,
     /// Microseconds of a sum of each size.
     us: Vec<f64>,
     /// What the GPU has less of after joining.
     bytes: usize,
+    small_sums: Option<SmallSums>,
 }
 
 /// Two ranks on two GPUs, or on one.
@@ -62,8 +68,11 @@ pub fn nccl(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
     report.says(format!("two ranks on GPUs {} and {}", ordinals[0], ordinals[1]));
     for custom_all_reduce in [false, true] {
         let terms = |deadline| GroupTerms { deadline, custom_all_reduce };
-        let found = on_both(ordinals, terms(PATIENT), |gpu, slot| sums(gpu, slot, setting))?;
+        let both = [0, 0, 0].map(AtomicUsize::new);
+        let found = on_both(ordinals, terms(PATIENT), |gpu, slot| sums(gpu, slot, setting, &both))?;
         if custom_all_reduce && found[0].replayed.is_none() {
+            let wrong = found[0].small_sums == Some(SmallSums::Unproven);
+            report.right("what the driver says of these GPUs' ways to each other's memory", !wrong);
             report.says("these GPUs may not write each other's memory: all sums are NCCL's");
             break;
         }
@@ -73,6 +82,11 @@ pub fn nccl(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
         report.right(format!("what both ranks have, gathered {way}"), found.iter().all(|rank| rank.gathered));
         if custom_all_reduce {
             report.right("a captured sum, replayed", found.iter().all(|rank| rank.replayed == Some(true)));
+            let words = "the same on the SMs of a partition";
+            match found[0].on_partition {
+                Some(_) => report.right(words, found.iter().all(|rank| rank.on_partition == Some(true))),
+                None => report.says("these GPUs cannot be split: partitions are not tried"),
+            }
         }
         let mib = found[0].bytes as f64 / f64::from(1 << 20);
         report.number(format!("GPU memory that joining took, {way}"), mib, "MiB");
@@ -110,16 +124,23 @@ fn on_both<T: Send>(
     })
 }
 
-fn sums(gpu: &std::sync::Arc<Gpu>, slot: &NcclRankSlot, setting: &Setting) -> Result<Found, CudaError> {
-    let mut lane = CudaLane::new(&[Share::whole(gpu)], false)?;
+fn sums(
+    gpu: &std::sync::Arc<Gpu>,
+    slot: &NcclRankSlot,
+    setting: &Setting,
+    both: &[AtomicUsize; 3],
+) -> Result<Found, CudaError> {
+    let part = Share::split(gpu, SPLIT).ok();
+    let shares: Vec<_> = [Share::whole(gpu)].into_iter().chain(part.map(|pair| pair.draft)).collect();
+    let mut lane = CudaLane::new(&shares, false)?;
     let (rank, len) = (slot.rank(), setting.size(1 << 18, 1 << 8));
     // Before anything is asked for: on one GPU an allocation would wait for the other rank's call, which waits for this rank.
     let mut arena = Arena::new(gpu, (3 + RANKS) * 4 * len + 512, "a check of sums")?;
     let memory = DeviceBuffer::zeroed(gpu, SIZES[SIZES.len() - 1], "sums to be timed")?;
     let (before, _) = gpu.memory()?;
-    lane.join(slot, false)?;
+    let small_sums = Some(lane.join(slot, false)?);
     let (after, _) = gpu.memory()?;
-    let mut found = Found { bytes: before.saturating_sub(after), ..Found::default() };
+    let mut found = Found { bytes: before.saturating_sub(after), small_sums, ..Found::default() };
     // Whole numbers, so that any order of adding gives the same.
     let value = |rank: usize, i: usize| ((i * 31 + rank * 7) % 97) as f32;
     let sum = |i| (0..RANKS).map(|rank| value(rank, i)).sum::<f32>();
@@ -144,8 +165,16 @@ fn sums(gpu: &std::sync::Arc<Gpu>, slot: &NcclRankSlot, setting: &Setting) -> Re
     found.halves = arena.get::<half::bf16>(halves).iter().enumerate().all(|(i, x)| x.to_f32() == sum(i));
     let word = |at: usize| 0xff80_0000 ^ (at % len) as u32 ^ (at / len) as u32;
     found.gathered = arena.get::<u32>(all).iter().enumerate().all(|(at, x)| *x == word(at));
+    // Graphs go when the other rank has ended too: destroying one may wait for the GPU.
+    let mut graphs = Vec::new();
     if lane.captures_sums(2) {
-        found.replayed = Some(replayed(&mut lane, &mut arena, rank)?);
+        let [first, second, _] = both;
+        found.replayed = Some(replayed(&mut lane, &mut arena, first, &mut graphs)?);
+        if shares.len() > 1 {
+            lane.work_on(1)?;
+            found.on_partition = Some(replayed(&mut lane, &mut arena, second, &mut graphs)?);
+            lane.work_on(0)?;
+        }
     }
     for bytes in sizes(setting) {
         let calls = setting.size(CALLS, 2);
@@ -161,24 +190,41 @@ fn sums(gpu: &std::sync::Arc<Gpu>, slot: &NcclRankSlot, setting: &Setting) -> Re
         }
         found.us.push(time * 1e6);
     }
+    meet(&both[2]);
     Ok(found)
 }
 
+/// Waits for the other rank, which comes too unless it has failed: what is captured may be compiled or loaded, for which the driver may wait for the GPU.
+fn meet(come: &AtomicUsize) {
+    let begun = Instant::now();
+    come.fetch_add(1, SeqCst);
+    while come.load(SeqCst) < RANKS && begun.elapsed() < PATIENT {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Whether a sum that was captured is right each time that it runs.
-fn replayed(lane: &mut CudaLane, arena: &mut Arena, rank: usize) -> Result<bool, CudaError> {
+fn replayed(
+    lane: &mut CudaLane,
+    arena: &mut Arena,
+    come: &AtomicUsize,
+    graphs: &mut Vec<Graph>,
+) -> Result<bool, CudaError> {
     const TIMES: i32 = 3;
     arena.clear();
-    let at = arena.put(&[1.0, 10.0 * (rank + 1) as f32]);
+    let at = arena.put(&[1.0, 10.0 * (lane.rank() + 1) as f32]);
     lane.send(arena)?;
     lane.wait(&mut || {})?;
     lane.begin_capture()?;
     lane.all_reduce_sum(at, 2, Element::F32)?;
     let graph = lane.end_capture()?;
+    meet(come);
     for _ in 0..TIMES {
         lane.replay(&graph)?;
     }
     lane.fetch(arena)?;
     lane.wait(&mut || {})?;
+    graphs.push(graph);
     arena.clear();
     let place = arena.reserve::<f32>(2).1;
     // Both have the sum behind the first, and twice as much behind each other.

@@ -78,7 +78,7 @@ fn two_ranks_sum_and_one_that_is_lost_is_noticed() {
     inside("two_ranks_sum_and_one_that_is_lost_is_noticed", &[("FASER_FAKE_GPUS", "2")], || {
         let all = figures(check::nccl);
         assert!(
-            all[0].what.starts_with("NCCL 2.30.3 (libnccl.so.2 at ") && count(&all, Verdict::Right) == 11,
+            all[0].what.starts_with("NCCL 2.30.3 (libnccl.so.2 at ") && count(&all, Verdict::Right) == 12,
             "{all:?}"
         );
     });
@@ -88,7 +88,7 @@ fn two_ranks_sum_and_one_that_is_lost_is_noticed() {
 fn both_ranks_may_be_on_one_gpu() {
     inside("both_ranks_may_be_on_one_gpu", &[("NCCL_MULTI_RANK_GPU_ENABLE", "1")], || {
         let all = figures(check::nccl);
-        assert!(all[1].what == "two ranks on GPUs 0 and 0" && count(&all, Verdict::Right) == 11, "{all:?}");
+        assert!(all[1].what == "two ranks on GPUs 0 and 0" && count(&all, Verdict::Right) == 12, "{all:?}");
     });
 }
 

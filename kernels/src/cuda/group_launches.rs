@@ -50,7 +50,7 @@ impl SumRanksArgs {
     /// Bytes of a room with such slots.
     #[must_use]
     pub fn room_bytes(ranks: usize, slot: usize) -> usize {
-        let words = (SumRanksArgs::MOST_RANKS + 1) * SumRanksArgs::MOST_BLOCKS;
+        let words = (SumRanksArgs::MOST_RANKS + 2) * SumRanksArgs::MOST_BLOCKS;
         size_of::<u32>() * (words + SumRanksArgs::MOST_BLOCKS * 2 * ranks * slot)
     }
 

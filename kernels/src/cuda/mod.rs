@@ -25,8 +25,8 @@ pub use compile::{Compiler, Cubin, KernelUsage, NvrtcError, usages};
 pub use cubins::{ARCHS, are_prebuilt, libraries, prebuilt_name};
 pub use device::{
     Arena, CudaError, CudaLane, DeviceBuffer, Event, Flags, Gpu, GpuInfo, Graph, GroupTerms, NcclId,
-    NcclRankSlot, Place, Plain, Product, Share, SharePair, Upload, nccl_group, nccl_group_of, nccl_version,
-    prepare_environment, probe, probe_one,
+    NcclRankSlot, Place, Plain, Product, Share, SharePair, SmallSums, Upload, nccl_group, nccl_group_of,
+    nccl_version, prepare_environment, probe, probe_one,
 };
 pub use expert_launches::*;
 pub use group_launches::*;

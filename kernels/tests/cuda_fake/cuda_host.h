@@ -173,6 +173,14 @@ inline unsigned ballot(bool set) {
     yield(AT_WARP);
     return all;
 }
+inline bool all_of_block(bool set) {
+    current->slot = set;
+    yield(AT_BLOCK);
+    bool all = true;
+    for (auto &f : fibers) all &= f.done || f.slot;
+    yield(AT_BLOCK);
+    return all;
+}
 
 // ---- twins of the prelude's PTX
 inline uint16_t round_bf16(float x) {
@@ -243,6 +251,7 @@ inline void multiply_add(float *c, const uint32_t *a, uint32_t b0, uint32_t b1) 
 #define blockDim (emu::block_size)
 #define gridDim (emu::grid_size)
 inline void __syncthreads() { emu::yield(emu::AT_BLOCK); }
+inline int __syncthreads_and(int set) { return emu::all_of_block(set); }
 // Blocks run one after the other, and see what was written.
 inline void __threadfence() {}
 inline void __syncwarp(unsigned = ~0u) { emu::yield(emu::AT_WARP); }

@@ -13,7 +13,7 @@
 // (no green contexts, or splits with two SMs more and two lost), FASER_FAKE_VERSION, FASER_FAKE_LIBRARIES (for which CUDA NVRTC and cublasLt are), FASER_FAKE_INIT (what cuInit returns),
 // FASER_FAKE_LOSE=KERNEL:N (the device is lost in the Nth
 // run of that kernel, for as long as the process lives: libraries keep its context), FASER_FAKE_REFUSE=KERNEL:N (its Nth launch is refused), FASER_FAKE_REPORT=FILE (written when the last device is closed),
-// FASER_FAKE_QUEUE (calls that a stream holds; one more waits), FASER_FAKE_PEERS=none (no GPU may write another's memory),
+// FASER_FAKE_QUEUE (calls that a stream holds; one more waits), FASER_FAKE_PEERS=none|pairs|wrong (no GPU may write another's memory, or 0 and 1 each other's, 2 and 3 and so on; or all may, and what they write there becomes zeros),
 // FASER_FAKE_PEERS_LOSE=RANK:N (the Nth sum of that rank over the others' memory never comes),
 // FASER_FAKE_RECORD=FILE (what every stream does is a line there, in its order, and kernels, products and sums compute nothing: memory is
 // address space alone, so that models of any size fit).
@@ -31,7 +31,7 @@
 
 namespace fake {
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, OUT_OF_RESOURCES = 701, NOT_SUPPORTED_HERE = 801, LAUNCH_FAILED = 719,
-       PEERS_ALREADY = 704, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
+       PEERS_ALREADY = 704, PEERS_UNSUPPORTED = 217, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
 // What work returns that waits for another GPU: it stays the first of its stream.
 enum { NOT_YET = -1 };
 using Work = std::function<int()>;
@@ -91,7 +91,11 @@ template <typename... Words> void note(int device, const char *format, Words... 
     fflush(record());
 }
 // Kernels that compute all the same: what they write, others wait for.
-inline bool decides(const std::string &kernel) { return kernel == "draft_step" || kernel == "compact_pass"; }
+inline bool decides(const std::string &kernel, std::vector<char> args) {
+    // A group's first two sums, by which ranks find out whether they may write each other's memory.
+    if (kernel == "sum_ranks") return *file_sum_ranks::calls(*(file_sum_ranks::SumRanksArgs *)args.data(), 0) < 2;
+    return kernel == "draft_step" || kernel == "compact_pass";
+}
 // Copies of what is no larger are made in a record too: whole arrays are address space alone.
 constexpr size_t SMALL = 64 << 10;
 inline size_t up_to(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -238,6 +242,10 @@ size_t image_bytes(const char *image) {
 } // namespace fake
 
 namespace fake {
+inline bool peers_are(const char *so) {
+    const char *peers = getenv("FASER_FAKE_PEERS");
+    return peers && !strcmp(peers, so);
+}
 // A sum over the memory of several GPUs: kernels run one after the other here, so each rank brings its part, and takes the sum when all have.
 struct Sum { bool begun = false, lost = false; };
 inline int sum_ranks(Sum &sum, std::vector<char> bytes, const unsigned *grid, unsigned threads, size_t shared, unsigned time) {
@@ -264,16 +272,21 @@ inline int sum_ranks(Sum &sum, std::vector<char> bytes, const unsigned *grid, un
     if (!sum.begun) {
         sum.begun = true;
         sum.lost = named("FASER_FAKE_PEERS_LOSE", std::to_string(args.rank), ++sums_of_rank[args.rank]);
+        const unsigned call = *file_sum_ranks::calls(args, 0) + 1;
         if (int code = sum.lost ? 0 : run(file_sum_ranks::BRINGS)) return code;
+        for (unsigned rank = 0; rank < args.ranks && peers_are("wrong"); rank++)
+            if (rank != args.rank) memset(file_sum_ranks::slot(args, rank, args.rank, 0, call), 0, args.slot * sizeof(float));
     }
     bool all = !sum.lost;
     for (unsigned block = 0; block < grid[0] && all; block++) {
         const unsigned call = *file_sum_ranks::calls(args, block) + 1;
         for (unsigned rank = 0; rank < args.ranks; rank++) all &= file_sum_ranks::has_come(args, rank, block, call);
     }
-    if (!all && !*args.stop) return NOT_YET;
+    if (!all && !*args.stop && !*file_sum_ranks::left(args)) return NOT_YET;
     sum.begun = false;
-    return all ? run(file_sum_ranks::TAKES) : 0;
+    // What has waited for it to begin brings nothing any more.
+    if (sum.lost) *file_sum_ranks::left(args) = 1;
+    return run(file_sum_ranks::TAKES);
 }
 } // namespace fake
 
@@ -305,7 +318,9 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     LOCKED;
     fake::Device &own = fake::devices[device];
     if (--own.retained) return 0;
-    // Its memory goes; what was wrong with it stays, as where others retain it.
+    // Its memory goes, and who may write it; what was wrong with it stays, as where others retain it.
+    for (auto at = fake::reachable.begin(); at != fake::reachable.end();)
+        at = at->first == device || at->second == device ? fake::reachable.erase(at) : std::next(at);
     for (auto at = fake::blocks.begin(); at != fake::blocks.end();) {
         if (at->second.device != device) { ++at; continue; }
         fake::release(at->second);
@@ -333,14 +348,16 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     return 0;
 }
 int cuDeviceCanAccessPeer(int *may, int device, int other) {
-    const char *peers = getenv("FASER_FAKE_PEERS");
-    *may = device != other && !(peers && !strcmp(peers, "none"));
+    *may = device != other && !fake::peers_are("none") && (!fake::peers_are("pairs") || device / 2 == other / 2);
     return 0;
 }
 int cuCtxEnablePeerAccess(void *context, unsigned flags) {
     BOUND;
     const int other = (int)(intptr_t)context - 1;
     if (flags || other == fake::bound - 1) return fake::INVALID_VALUE;
+    int may = 0;
+    cuDeviceCanAccessPeer(&may, fake::bound - 1, other);
+    if (!may) return fake::PEERS_UNSUPPORTED;
     const bool first = fake::reachable.insert({fake::bound - 1, other}).second;
     return first ? 0 : (int)fake::PEERS_ALREADY;
 }
@@ -660,7 +677,7 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
             std::string hex;
             for (unsigned char byte : args) hex += "0123456789abcdef"[byte >> 4], hex += "0123456789abcdef"[byte & 15];
             fake::note(device, "kernel %s %u %u %u %u %s", f->name.c_str(), x, y, z, threads, hex.c_str());
-            if (!fake::decides(f->name)) return 0;
+            if (!fake::decides(f->name, args)) return 0;
         }
         const unsigned time = sum->begun ? fake::runs[f->name] : ++fake::runs[f->name];
         if (!sum->begun && fake::named("FASER_FAKE_LOSE", f->name, time)) return (int)fake::LAUNCH_FAILED;

@@ -377,7 +377,7 @@ fn counts_bytes(config: &ModelConfig) -> usize {
 
 /// Rows of logits that travel in one call.
 pub(super) const ROWS_AT_ONCE: usize = 64;
-/// What NCCL keeps on a GPU for a lane's group: assumed, not measured.
+/// What NCCL keeps on a GPU for a lane's group, and a room for sums over the GPUs' memory, which is some 16 MiB: assumed, not measured.
 const COMMUNICATOR_BYTES: u64 = 256 << 20;
 
 /// What a rank of a split model has of memory for what ranks sum and tell each other.

@@ -4,7 +4,7 @@
 //! the first rank's host knows, who was cancelled, goes by way of the device: its flags are read when their turn comes, and gathered.
 
 use faser_kernels::collective::part;
-use faser_kernels::cuda::{CudaError, DeviceBuffer, Element, NcclRankSlot, PickArgs, Ptr};
+use faser_kernels::cuda::{CudaError, DeviceBuffer, Element, NcclRankSlot, PickArgs, Ptr, SmallSums};
 
 use super::CudaPasses;
 use super::buffers::{ROWS_AT_ONCE, width};
@@ -26,10 +26,10 @@ impl CudaPasses {
     ///
     /// # Panics
     /// If the slot is another rank's than the model's.
-    pub fn join(&mut self, slot: &NcclRankSlot) -> Result<(), CudaError> {
-        self.lane.join(slot, self.sizes.deterministic)?;
+    pub fn join(&mut self, slot: &NcclRankSlot) -> Result<SmallSums, CudaError> {
+        let small_sums = self.lane.join(slot, self.sizes.deterministic)?;
         self.assert_joined();
-        Ok(())
+        Ok(small_sums)
     }
 
     /// Rank and ranks of the lane are those of the model's shard.

@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use faser_engine::{Admission, BlockCopy, BlockId, DraftPlan, Drafted, PartitionId, TokenId};
 use faser_kernels::SampleRow;
-use faser_kernels::cuda::{Chunk, CudaError, LogprobWish, NOTHING, NcclRankSlot, PruneTest, Sampler, Share};
+use faser_kernels::cuda::{
+    Chunk, CudaError, LogprobWish, NOTHING, NcclRankSlot, PruneTest, Sampler, Share, SmallSums,
+};
 use faser_kernels::sampling::mask_of;
 use faser_models::BlockSpec;
 use faser_models::cuda::{
@@ -80,7 +82,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// NCCL refuses, or the others do not join too.
-    pub fn join(&mut self, slot: &NcclRankSlot) -> Result<(), ServiceError> {
+    pub fn join(&mut self, slot: &NcclRankSlot) -> Result<SmallSums, ServiceError> {
         Ok(self.passes.join(slot)?)
     }
 

@@ -138,7 +138,7 @@ impl DeviceKey {
                     host,
                     target_ranks,
                     draft_ranks,
-                    custom_all_reduce: spec.group.custom_all_reduce,
+                    custom_all_reduce: spec.group.custom_all_reduce && target_ranks.max(draft_ranks) > 1,
                     draft_apart: spec.apart.is_some(),
                     partitions: device.partitions().iter().map(sms).collect(),
                 }

@@ -10,14 +10,14 @@ use super::error::{CudaError, Named};
 use super::gpu::Gpu;
 use super::memory::{Arena, Flags};
 use super::nccl_group::{Nccl, NcclRankSlot, OnStream};
-use super::peers::Peers;
+use super::peers::{Peers, TRIAL_LEN};
 use super::sms::{Share, Stream};
 use crate::collective::Collective;
 use crate::cuda::{Element, Launch, Ptr, SumRanksArgs};
 use cudarc::driver::{result, sys};
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Waiting begins with looking all the time, this many times, before it lets other threads of the host go first.
 const EAGER_LOOKS: u32 = 2000;
@@ -27,6 +27,20 @@ const WATCH_EVERY: u32 = 64;
 /// rank does not come, a full launch queue (some 1,000 launches) would keep this thread in the driver, where it can neither watch the
 /// group nor end it. A call has two to five launches before it.
 const MARK_EVERY: usize = 16;
+
+/// How long sums may take by which ranks find out whether they may write each other's memory.
+const TRIAL: Duration = Duration::from_secs(10);
+
+/// How the small sums of a group's ranks go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SmallSums {
+    /// As all others, by NCCL: the GPUs may not write each other's memory, are too many or not all here, or that is turned off.
+    Nccl,
+    /// By NCCL too: the driver says that the GPUs may write each other's memory, and what they wrote did not come, or wrong.
+    Unproven,
+    /// Over each other's memory.
+    Peers,
+}
 
 /// An ordered stream of work on a GPU, used by one thread. It has a stream for each partition; what one began is finished before
 /// another goes on, by [`CudaLane::wait`].
@@ -85,17 +99,54 @@ impl CudaLane {
     ///
     /// # Panics
     /// If the slot was taken before.
-    pub fn join(&mut self, slot: &NcclRankSlot, in_order: bool) -> Result<(), CudaError> {
+    pub fn join(&mut self, slot: &NcclRankSlot, in_order: bool) -> Result<SmallSums, CudaError> {
         self.gpu.bind()?;
         let sms = self.streams.iter().map(|stream| stream.share.sms()).min().unwrap_or(1);
-        let group = slot.join(&self.gpu, sms)?;
+        let mut group = slot.join(&self.gpu, sms)?;
+        let small_sums = match group.peers_mut().and_then(Peers::trial) {
+            Some(arena) => {
+                let right = self.prove(&group, arena)?;
+                group.settle_peers(right)?;
+                if group.peers().is_some() { SmallSums::Peers } else { SmallSums::Unproven }
+            }
+            None => SmallSums::Nccl,
+        };
         // Two numbers have one sum.
         if in_order && group.ranks() > 2 && group.peers().is_none() {
             return Err(CudaError::NoPeers { ranks: group.ranks() });
         }
         (self.group, self.in_order) = (Some(group), in_order);
         self.marks = vec![Event::new(&self.gpu)?, Event::new(&self.gpu)?];
-        Ok(())
+        Ok(small_sums)
+    }
+
+    /// Whether sums over the others' memory are what they must be: one through each slot.
+    fn prove(&mut self, group: &Nccl, mut arena: Arena) -> Result<bool, CudaError> {
+        let Some(peers) = group.peers() else { return Ok(false) };
+        // Whole numbers, of which any order has the same sum; that of two sums is as many times the first as there are ranks.
+        let value = |rank: usize, i: usize| ((i * 7 + rank * 31) % 127) as f32;
+        let own: Vec<f32> = (0..TRIAL_LEN).map(|i| value(group.rank(), i)).collect();
+        let at = arena.put(&own);
+        self.send(&mut arena)?;
+        for _ in 0..2 {
+            self.launch(&peers.sum(at, TRIAL_LEN))?;
+        }
+        self.fetch(&mut arena)?;
+        let (begun, within) = (Instant::now(), TRIAL.min(group.deadline()));
+        let mut in_time = true;
+        // It is not lost to the lane: what does not come is stopped, and others are asked.
+        while !self.look()? {
+            if in_time && (begun.elapsed() > within || group.stands().is_err()) {
+                peers.stop().set(0);
+                in_time = false;
+            }
+            std::thread::yield_now();
+        }
+        group.stands()?;
+        arena.clear();
+        let sums = arena.reserve::<f32>(TRIAL_LEN).1;
+        let sum = |i| (0..group.ranks()).map(|rank| value(rank, i)).sum::<f32>() * group.ranks() as f32;
+        Ok(in_time && arena.get::<f32>(sums).iter().enumerate().all(|(i, found)| *found == sum(i)))
     }
 
     /// This rank of the lane's group.
@@ -397,6 +448,17 @@ impl CudaLane {
         Ok(())
     }
 
+    /// Waits until nothing of it is under way, whatever has become of it: before memory goes that it uses.
+    pub fn finish(&mut self) {
+        if self.wait(&mut || {}).is_err()
+            && let Some(group) = &self.group
+        {
+            // What waited for other ranks leaves the stream.
+            group.end();
+            let _ = self.wait(&mut || {});
+        }
+    }
+
     /// Asks how far the device is, once: true if it has done everything, and what it wrote for the host is seen.
     ///
     /// # Errors
@@ -408,7 +470,10 @@ impl CudaLane {
             return self.watch().map(|()| false);
         }
         (self.busy, self.waits_since) = (false, None);
-        self.told(code.named("cuStreamQuery").map(|()| true))
+        let done = self.told(code.named("cuStreamQuery").map(|()| true))?;
+        // What was stopped has ended too, with anything in what it was to write.
+        self.group.as_ref().map_or(Ok(()), Nccl::stands)?;
+        Ok(done)
     }
 
     /// What fails on this GPU ends the group.
@@ -468,8 +533,12 @@ impl CudaLane {
     /// device. Copies from and to the host are refused, and so is waiting.
     ///
     /// # Errors
-    /// The driver refuses, such as while it captures already.
+    /// The driver refuses, such as while it captures already; or what was asked for before fails, for which a rank of a group waits: in the
+    /// driver, which may wait for the GPU when a graph is made, it could not find out that another rank is lost.
     pub fn begin_capture(&mut self) -> Result<(), CudaError> {
+        if self.group.is_some() {
+            self.wait(&mut || {})?;
+        }
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives.
         unsafe { result::stream::begin_capture(self.stream(), mode) }.named("cuStreamBeginCapture")?;
@@ -514,13 +583,8 @@ impl CudaLane {
 impl Drop for CudaLane {
     fn drop(&mut self) {
         // What is still under way may use memory that goes with the lane's owner.
-        if self.gpu.bind().is_ok()
-            && self.wait(&mut || {}).is_err()
-            && let Some(group) = self.group.take()
-        {
-            // What waited for other ranks leaves the stream; its memory goes after it.
-            group.end();
-            let _ = self.wait(&mut || {});
+        if self.gpu.bind().is_ok() {
+            self.finish();
         }
         // Before its stream.
         self.group = None;

@@ -60,7 +60,7 @@ pub enum CudaError {
     },
     /// GPUs whose sums are to be in the order of the ranks may not write each other's memory.
     #[error(
-        "sums over {ranks} GPUs cannot be in one order, for not all of them may write each other's memory (by the driver: `nvidia-smi topo -p2p w`): write \
+        "sums over {ranks} GPUs cannot be in one order, for not all of them may write each other's memory (by the driver: `nvidia-smi topo -p2p w`), or what they wrote did not come: write \
          `device.deterministic: false`, or split over 2 (`device.tensor_parallel`)"
     )]
     NoPeers {

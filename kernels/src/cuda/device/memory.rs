@@ -143,6 +143,8 @@ pub(super) struct Pinned {
 
 // SAFETY: it owns its memory, as a box does.
 unsafe impl Send for Pinned {}
+// SAFETY: who shares it reads alone, or has words that are read and written as atomics alone (`Flags`).
+unsafe impl Sync for Pinned {}
 
 impl Pinned {
     pub(super) fn zeroed(gpu: &Arc<Gpu>, bytes: usize) -> Result<Pinned, CudaError> {
@@ -290,9 +292,6 @@ pub struct Flags {
     memory: Pinned,
     on_device: Ptr,
 }
-
-// SAFETY: whoever shares it has words that are read and written as atomics alone.
-unsafe impl Sync for Flags {}
 
 impl Flags {
     /// So many, all 0.

@@ -17,7 +17,7 @@ mod upload;
 
 pub use blaslt::Product;
 pub use communicator::nccl_version;
-pub use cuda_lane::{CudaLane, Event, Graph};
+pub use cuda_lane::{CudaLane, Event, Graph, SmallSums};
 pub use error::CudaError;
 pub use gpu::Gpu;
 pub use memory::{Arena, DeviceBuffer, Flags, Place, Plain};

@@ -10,7 +10,8 @@
 use super::communicator::{Communicator, Failed, State, unique_id};
 use super::error::CudaError;
 use super::gpu::Gpu;
-use super::peers::{Meeting, Peers, Wait};
+use super::memory::Flags;
+use super::peers::{Meeting, Peers};
 use crate::collective::{Collective, CollectiveError};
 use crate::cuda::{Element, Ptr};
 use cudarc::driver::sys::CUstream;
@@ -102,7 +103,9 @@ pub fn nccl_group_of(id: &NcclId, ranks: usize, here: Range<usize>, terms: Group
     let meeting = (custom_all_reduce && here == (0..ranks)).then(|| Meeting::of(ranks)).flatten();
     let states = (0..ranks).map(|_| RankState::default()).collect();
     let (aborted, plans) = (OnceLock::new(), Mutex::default());
-    let shared = Arc::new(Shared { id: id.0, here: here.clone(), deadline, aborted, states, plans, meeting });
+    let stops = Mutex::new(vec![None; ranks]);
+    let shared =
+        Arc::new(Shared { id: id.0, here: here.clone(), deadline, aborted, states, plans, meeting, stops });
     here.map(|rank| NcclRankSlot { shared: shared.clone(), rank }).collect()
 }
 
@@ -118,6 +121,8 @@ struct Shared {
     plans: Mutex<Plans>,
     /// Where ranks find out whether they may write each other's memory.
     meeting: Option<Meeting>,
+    /// Of each rank that has such ways, what stops it.
+    stops: Mutex<Vec<Option<Arc<Flags>>>>,
 }
 
 /// What the others see of a rank.
@@ -188,31 +193,58 @@ impl NcclRankSlot {
             peers: None,
             plans: 0,
         };
-        let begun = Instant::now();
-        let within = JOIN.max(shared.deadline);
-        let wait = |misses: &dyn Fn(&RankState) -> bool, done: &dyn Fn() -> Result<bool, CudaError>| {
-            while !done()? {
-                shared.look(misses)?;
-                if begun.elapsed() > within {
-                    return Err(shared.too_late(misses, within).into());
-                }
-                std::thread::sleep(LOOK);
-            }
-            Ok(())
-        };
-        wait(&|state| !state.joined.load(SeqCst), &|| Ok(way.state()? == State::Ready))?;
+        let joined = |rank: usize| shared.states[rank].joined.load(SeqCst);
+        shared.wait(&joined, &mut || Ok(way.state()? == State::Ready))?;
         if let Some(meeting) = &shared.meeting {
-            let wait: Wait<'_> = &mut |done| wait(&|_| true, &|| Ok(done()));
-            way.peers = meeting.join(self.rank, gpu, sms, wait)?;
+            way.peers = meeting.join(self.rank, gpu, sms, &mut shared.all_come())?;
+            shared.stops()[self.rank] = way.peers.as_ref().map(|peers| peers.stop().clone());
+            // It may have ended before it had that to stop.
+            shared.stands()?;
         }
         Ok(way)
     }
 }
 
 impl Shared {
+    /// Waits until something is done, for which every rank has to come.
+    fn wait(
+        &self,
+        come: &dyn Fn(usize) -> bool,
+        done: &mut dyn FnMut() -> Result<bool, CudaError>,
+    ) -> Result<(), CudaError> {
+        let (begun, within) = (Instant::now(), JOIN.max(self.deadline));
+        while !done()? {
+            self.look(|rank| !come(rank))?;
+            if begun.elapsed() > within {
+                return Err(self.too_late(|rank| !come(rank), within).into());
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    /// For a meeting: waits until all have come.
+    fn all_come(&self) -> impl FnMut(&dyn Fn(usize) -> bool) -> Result<(), CudaError> {
+        |come| self.wait(come, &mut || Ok(self.here.clone().all(come)))
+    }
+
     fn abort(&self, why: &str) {
         // The first reason stays: the others follow from it.
         let _ = self.aborted.set(why.to_owned());
+        // A rank whose thread waits in the driver does not look.
+        for stop in self.stops().iter().flatten() {
+            stop.set(0);
+        }
+    }
+
+    /// Whether the group stands, whoever has left.
+    fn stands(&self) -> Result<(), CollectiveError> {
+        let over = |why: &String| Err(CollectiveError::Aborted { why: why.clone() });
+        self.aborted.get().map_or(Ok(()), over)
+    }
+
+    fn stops(&self) -> MutexGuard<'_, Vec<Option<Arc<Flags>>>> {
+        self.stops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn failed(&self, Failed { call, code }: Failed) -> CollectiveError {
@@ -222,11 +254,9 @@ impl Shared {
     }
 
     /// Whether the group stands; somebody who has left is missed only where he has something to do yet.
-    fn look(&self, misses: impl Fn(&RankState) -> bool) -> Result<(), CollectiveError> {
-        if let Some(why) = self.aborted.get() {
-            return Err(CollectiveError::Aborted { why: why.clone() });
-        }
-        let gone = self.states.iter().position(|state| state.left.load(SeqCst) && misses(state));
+    fn look(&self, misses: impl Fn(usize) -> bool) -> Result<(), CollectiveError> {
+        self.stands()?;
+        let gone = (0..self.states.len()).find(|rank| self.states[*rank].left.load(SeqCst) && misses(*rank));
         gone.map_or(Ok(()), |rank| {
             let why = format!("rank {rank} has left");
             self.abort(&why);
@@ -235,9 +265,9 @@ impl Shared {
     }
 
     /// The end of a group whose ranks have not come in time.
-    fn too_late(&self, misses: impl Fn(&RankState) -> bool, within: Duration) -> CollectiveError {
+    fn too_late(&self, misses: impl Fn(usize) -> bool, within: Duration) -> CollectiveError {
         let ranks = self.states.len();
-        let error = match self.here.clone().find(|rank| misses(&self.states[*rank])) {
+        let error = match self.here.clone().find(|rank| misses(*rank)) {
             Some(missing) => CollectiveError::Deadline { missing, ranks, within },
             None if self.here.len() < ranks => CollectiveError::Elsewhere { ranks, within },
             None => CollectiveError::Stuck { ranks, within },
@@ -288,7 +318,7 @@ impl Nccl {
 
     fn watched(&self, since: Instant) -> Result<(), CollectiveError> {
         let own = self.shared.states[self.rank].calls.load(SeqCst);
-        let behind = |state: &RankState| state.calls.load(SeqCst) < own;
+        let behind = |rank: usize| self.shared.states[rank].calls.load(SeqCst) < own;
         self.shared.look(behind)?;
         self.state()?;
         if since.elapsed() > self.shared.deadline {
@@ -324,9 +354,35 @@ impl Nccl {
         Ok(())
     }
 
+    /// For who tries them.
+    pub(super) fn peers_mut(&mut self) -> Option<&mut Peers> {
+        self.peers.as_mut()
+    }
+
     /// The ways to the others' memory, if there are some.
     pub(super) fn peers(&self) -> Option<&Peers> {
         self.peers.as_ref()
+    }
+
+    /// After they were tried, of which the others hear: the ways stay if all found them right.
+    pub(super) fn settle_peers(&mut self, right: bool) -> Result<(), CudaError> {
+        let shared = self.shared.clone();
+        let (Some(meeting), Some(peers)) = (&shared.meeting, self.peers.take()) else { return Ok(()) };
+        self.peers = meeting.settle(peers, right, &mut shared.all_come())?;
+        if self.peers.is_none() {
+            shared.stops()[self.rank] = None;
+        }
+        Ok(())
+    }
+
+    /// Whether the group has not been ended: who has left may have done all that it had to.
+    pub(super) fn stands(&self) -> Result<(), CollectiveError> {
+        self.shared.stands()
+    }
+
+    /// How long others are waited for in a call.
+    pub(super) fn deadline(&self) -> Duration {
+        self.shared.deadline
     }
 
     /// Before so many calls are queued that are no calls of NCCL: the group stands, and whoever lacks them is behind.
@@ -347,7 +403,7 @@ impl Nccl {
 
     /// Ends what this rank has queued.
     pub(super) fn end(&self) {
-        self.peers.iter().for_each(Peers::stop);
+        self.peers.iter().for_each(|peers| peers.stop().set(0));
         if let Some(communicator) = self.communicator().take() {
             communicator.abort();
         }
@@ -385,5 +441,6 @@ impl Drop for Nccl {
         // Calls that all have come to are not disturbed; whoever waits for another of this rank would wait in vain.
         self.shared.states[self.rank].left.store(true, SeqCst);
         self.end();
+        self.shared.stops()[self.rank] = None;
     }
 }

@@ -2,18 +2,23 @@
 //! write the others': what few rows add up is done before NCCL has begun. They can be captured.
 //!
 //! ```text
-//! join: each rank offers a room of its GPU's memory ── all may write all rooms? ── yes: Peers, with everybody's rooms ── no: NCCL for every sum
+//! join: each rank offers a room of its GPU's memory ── all may write all rooms? ── two sums are as they must be? ── yes: sums go there
+//!                                                          └──────────────── no ─────────────┴── NCCL has every sum
 //! ```
-//! Rooms live as long as anyone may write into them. A kernel that waits leaves when its rank's `stop` is set.
+//! What the driver says is not believed: where an IOMMU or a hypervisor stands between GPUs, what one writes to another may not come, or wrong.
+//! Rooms live as long as anyone may write into them. A kernel that waits leaves when its rank's `stop` is set, and none of that rank's brings anything from then on.
 
 use super::error::CudaError;
 use super::gpu::Gpu;
-use super::memory::{DeviceBuffer, Flags};
+use super::memory::{Arena, DeviceBuffer, Flags};
 use crate::cuda::{Launch, Ptr, SumRanksArgs};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Bytes that a rank writes to others in a call, at most: more are NCCL's, which has each number on fewer links.
 const MOST_WRITTEN: usize = 4 << 20;
+
+/// Numbers of a sum by which ranks find out whether they may write each other's memory.
+pub(super) const TRIAL_LEN: usize = 4096;
 
 /// The ways of a rank to the others' memory.
 pub(super) struct Peers {
@@ -21,10 +26,12 @@ pub(super) struct Peers {
     rank: usize,
     /// Of all ranks, this one's too.
     rooms: Vec<DeviceBuffer>,
-    stop: Flags,
+    stop: Arc<Flags>,
     /// Blocks of a launch, at most: the same on all ranks.
     blocks: usize,
     slot: usize,
+    /// For a sum to try the ways with; gone before anyone asks for another.
+    trial: Option<Arena>,
 }
 
 /// What a rank offers the others.
@@ -37,25 +44,44 @@ struct Offer {
 /// Where the ranks of a group agree on whether there are such ways.
 pub(super) struct Meeting {
     offers: Mutex<Vec<Option<Arc<Offer>>>>,
-    /// Of each rank, once it has tried: whether it may write to all others.
-    reaches: Mutex<Vec<Option<bool>>>,
-    /// Of each rank, where not all may: whether it has let go of the others' rooms.
-    gone: Mutex<Vec<bool>>,
+    /// Whether a rank may write to all others, by what the driver says.
+    may_write: Answers,
+    /// Whether its sums were right.
+    right: Answers,
+    /// It has let go of the others' rooms, where they are not used.
+    let_go: Answers,
 }
 
-/// Waits until a question is answered with yes, or the group is over.
-pub(super) type Wait<'a> = &'a mut dyn FnMut(&dyn Fn() -> bool) -> Result<(), CudaError>;
+/// What each rank has found out, once it has.
+struct Answers(Vec<OnceLock<bool>>);
+
+impl Answers {
+    fn of(ranks: usize) -> Answers {
+        Answers((0..ranks).map(|_| OnceLock::new()).collect())
+    }
+
+    /// Whether all say yes, when all have said it.
+    fn ask(&self, rank: usize, own: bool, wait: Wait<'_>) -> Result<bool, CudaError> {
+        // Each rank comes here once.
+        let _ = self.0[rank].set(own);
+        wait(&|rank| self.0[rank].get().is_some())?;
+        Ok(self.0.iter().all(|answer| answer.get() == Some(&true)))
+    }
+}
+
+/// Waits until all ranks have come, which the question says of each, or the group is over.
+pub(super) type Wait<'a> = &'a mut dyn FnMut(&dyn Fn(usize) -> bool) -> Result<(), CudaError>;
 
 impl Meeting {
     /// Of so many ranks; none if those are more than rooms have place for.
     pub(super) fn of(ranks: usize) -> Option<Meeting> {
+        let answers = || Answers::of(ranks);
         let offers = Mutex::new(vec![None; ranks]);
-        let meeting =
-            Meeting { offers, reaches: Mutex::new(vec![None; ranks]), gone: Mutex::new(vec![false; ranks]) };
+        let meeting = Meeting { offers, may_write: answers(), right: answers(), let_go: answers() };
         (ranks > 1 && ranks <= SumRanksArgs::MOST_RANKS).then_some(meeting)
     }
 
-    /// The ways of a rank whose smallest partition has so many SMs; none where some rank has none.
+    /// The ways of a rank whose smallest partition has so many SMs; none where some rank has none. They are to be tried, and [`Meeting::settle`]d.
     pub(super) fn join(
         &self,
         rank: usize,
@@ -66,46 +92,60 @@ impl Meeting {
         let ranks = self.offers().len();
         let slot = SumRanksArgs::slot_len(most_len(ranks), SumRanksArgs::MOST_BLOCKS);
         let room = DeviceBuffer::zeroed(gpu, SumRanksArgs::room_bytes(ranks, slot), "sums over GPUs")?;
+        // Before anyone can wait for this rank in a kernel: on one GPU an allocation might wait for that.
+        let stop = Arc::new(Flags::new(gpu, 1)?);
+        let trial = Some(Arena::new(gpu, TRIAL_LEN * size_of::<f32>(), "a sum to try GPUs' ways with")?);
         self.offers()[rank] = Some(Arc::new(Offer { gpu: gpu.clone(), room, sms }));
-        wait(&|| self.offers().iter().all(Option::is_some))?;
+        wait(&|rank| self.offers()[rank].is_some())?;
         let offers: Vec<Arc<Offer>> = self.offers().iter().flatten().cloned().collect();
-        let mut reaches = true;
+        let mut may_write = true;
         for offer in &offers {
-            reaches &= gpu.may_write_to(&offer.gpu)?;
+            may_write &= gpu.may_write_to(&offer.gpu)?;
         }
-        self.reaches()[rank] = Some(reaches);
-        wait(&|| self.reaches().iter().all(Option::is_some))?;
-        // All have them: no GPU is kept open by this.
-        self.offers()[rank] = None;
-        if !self.reaches().iter().all(|reaches| *reaches == Some(true)) {
-            // Freeing a room waits for its GPU: before anyone asks for a sum there. Whoever is the last to drop it is bound to that GPU.
-            drop(offers);
-            gpu.bind()?;
-            self.gone()[rank] = true;
-            wait(&|| self.gone().iter().all(|gone| *gone))?;
-            return Ok(None);
-        }
-        let sms = offers.iter().map(|offer| offer.sms as usize).min().unwrap_or(1);
-        Ok(Some(Peers {
+        let peers = Peers {
             gpu: gpu.clone(),
             rank,
             rooms: offers.iter().map(|offer| offer.room.part(0, offer.room.bytes())).collect(),
-            stop: Flags::new(gpu, 1)?,
-            blocks: sms.clamp(1, SumRanksArgs::MOST_BLOCKS),
+            stop,
+            blocks: offers
+                .iter()
+                .map(|offer| offer.sms as usize)
+                .min()
+                .map_or(1, |sms| sms.clamp(1, SumRanksArgs::MOST_BLOCKS)),
             slot,
-        }))
+            trial,
+        };
+        let all_may = self.may_write.ask(rank, may_write, wait)?;
+        // All have them: no GPU is kept open by this.
+        drop(offers);
+        self.offers()[rank] = None;
+        gpu.bind()?;
+        if all_may { Ok(Some(peers)) } else { self.let_go(peers, wait).map(|()| None) }
+    }
+
+    /// The ways, if on all ranks they did what they should.
+    pub(super) fn settle(
+        &self,
+        peers: Peers,
+        right: bool,
+        wait: Wait<'_>,
+    ) -> Result<Option<Peers>, CudaError> {
+        if self.right.ask(peers.rank, right, wait)? {
+            Ok(Some(peers))
+        } else {
+            self.let_go(peers, wait).map(|()| None)
+        }
+    }
+
+    /// Freeing a room waits for its GPU: that is done before anyone asks for a sum there.
+    fn let_go(&self, peers: Peers, wait: Wait<'_>) -> Result<(), CudaError> {
+        let rank = peers.rank;
+        drop(peers);
+        self.let_go.ask(rank, true, wait).map(drop)
     }
 
     fn offers(&self) -> MutexGuard<'_, Vec<Option<Arc<Offer>>>> {
         self.offers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn gone(&self) -> MutexGuard<'_, Vec<bool>> {
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn reaches(&self) -> MutexGuard<'_, Vec<Option<bool>>> {
-        self.reaches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -125,9 +165,14 @@ impl Peers {
         self.launch(own, all, len, true)
     }
 
-    /// What waits for other ranks waits no more, now and from now on.
-    pub(super) fn stop(&self) {
-        self.stop.set(0);
+    /// Memory for [`TRIAL_LEN`] numbers, once.
+    pub(super) fn trial(&mut self) -> Option<Arena> {
+        self.trial.take()
+    }
+
+    /// Where to say that what waits for other ranks waits no more, now and from now on: by setting the first.
+    pub(super) fn stop(&self) -> &Arc<Flags> {
+        &self.stop
     }
 
     fn launch(&self, own: Ptr, out: Ptr, len: usize, gathers: bool) -> Launch<SumRanksArgs> {

@@ -194,6 +194,7 @@ fn a_gpus_key_has_what_changes_its_costs() {
         over(2, &|_| {}, &[16], "a cpu"),
         "sums by NCCL take longer"
     );
+    assert_eq!(with(by_nccl, 1, &|_| {}, &[16], "a cpu"), key, "one GPU has no sums");
     let written = serde_json::to_value(&key).unwrap();
     assert_eq!(written["device"]["gpu"], "a GPU");
     assert_eq!(written["device"]["partitions"][1], serde_json::json!({"draft": 16, "verify": 116}));
