@@ -1,5 +1,5 @@
-//! Log-probabilities of a checkpoint in f32, for `tests/golden/compare_random.py`: of each folder named, the text in its `tokens.json` goes
-//! through the model in chunks, and a line of JSON has a list for each of its tokens.
+//! Log-probabilities of a checkpoint in f32, for `tests/golden/compare_random.py` and `compare_gguf.py`: of each folder named, the text in its
+//! `tokens.json`, or beside a GGUF file `x.gguf` in `x.tokens.json`, goes through the model in chunks, and a line of JSON has a list for each of its tokens.
 //!
 //! ```text
 //! cargo run --release -p faser-models --example logprobs -- CHUNK FOLDER ...
@@ -24,7 +24,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     for folder in arguments {
         let folder = Path::new(&folder);
-        let tokens: Vec<u32> = serde_json::from_str(&std::fs::read_to_string(folder.join("tokens.json"))?)?;
+        let beside = folder.with_extension("tokens.json");
+        let text = if folder.is_dir() { folder.join("tokens.json") } else { beside };
+        let tokens: Vec<u32> = serde_json::from_str(&std::fs::read_to_string(text)?)?;
         let model = Model::load(&WeightSource::folder(folder)?, Shard::WHOLE, Dtype::F32, &mut |_| {})?;
         let mut session = Session::new(&model, Isa::detect(), tokens.len(), chunk);
         let starts = (0..).step_by(chunk);

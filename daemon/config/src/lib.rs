@@ -131,7 +131,7 @@ impl Config {
     pub fn fits_cpu(&self, why: Option<&str>) -> Result<(), ConfigError> {
         let weights = "int8, int4 or bf16";
         let keys = [
-            ("model.dtype", Some(self.model.dtype), weights),
+            ("model.dtype", self.model.dtype, weights),
             ("model.draft_dtype", self.model.draft_dtype, weights),
             ("kv.cache_dtype", self.kv.cache_dtype, "auto or int8"),
         ];
@@ -148,7 +148,7 @@ impl Config {
     /// Whether a pair can be held on GPUs as the config says, whichever they are.
     pub fn fits_gpus(&self) -> Result<(), CudaError> {
         let unfit = |problem: &str| Err(CudaError::Unfit(problem.to_owned()));
-        let dtype = self.model.dtype;
+        let dtype = self.model.dtype.unwrap_or(Dtype::Bf16);
         // Both lanes' kernels are of one element.
         let fits = |draft: Dtype| draft.beside() == dtype.beside();
         if !self.model.draft_dtype.is_none_or(fits) {
@@ -203,8 +203,8 @@ pub struct ModelSection {
     pub aliases: Vec<String>,
     /// Where the weights come from.
     pub source: ModelSource,
-    /// In which type weight matrices are held, and KV too unless it is int8 or int4.
-    pub dtype: Dtype,
+    /// In which type weight matrices are held, and KV too unless it is int8 or int4; `None` leaves it to what the checkpoint has and the device computes with.
+    pub dtype: Option<Dtype>,
     /// The same of a draft; `None` leaves it to what is measured to gain.
     pub draft_dtype: Option<Dtype>,
     /// How the model writes tool calls.

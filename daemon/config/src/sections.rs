@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use faser_actors::{Drill, DrillFault, Dtype, Isa, KV_BLOCK_MULTIPLE};
+use faser_actors::{Drill, DrillFault, Isa, KV_BLOCK_MULTIPLE};
 use faser_engine::Tuning;
 use faser_hub::{ModelName, NameError};
 use faser_models::synthetic::SyntheticSpec;
@@ -103,10 +103,7 @@ fn model(
         Some((target, draft)) => ModelSource::Shape { target: Box::new(target), draft: draft.map(Box::new) },
         None => named,
     };
-    let dtype = fields
-        .word("dtype", &["bf16", "f32", "int8", "fp8", "int4"])?
-        .and_then(|word| word.parse().ok())
-        .unwrap_or(Dtype::Bf16);
+    let dtype = draft_key::dtype(&mut fields, "dtype")?;
     let draft_dtype = draft_key::dtype(&mut fields, "draft_dtype")?;
     if draft_dtype.is_some() && own_dtype.is_some() {
         return Err(

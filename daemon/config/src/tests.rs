@@ -87,7 +87,7 @@ fn values_replace_defaults() {
     assert_eq!(config.server.listen.to_string(), "0.0.0.0:9");
     assert_eq!((config.server.keep_alive, config.server.debug), (Duration::from_secs(5), true));
     assert_eq!(config.model.source, ModelSource::Directories { target: "etc/big".into(), draft: None });
-    assert_eq!(config.model.dtype, Dtype::F32);
+    assert_eq!(config.model.dtype, Some(Dtype::F32));
     assert_eq!(config.kv.memory_bytes, Some(2 << 30));
     assert_eq!(config.scheduler.max_pass_rows, 700, "a row for each sequence");
     assert_eq!(config.tuning.policy, Policy::Faser, "without a draft model prompt-lookup proposes");
@@ -185,14 +185,14 @@ fn replicas_and_the_faults_of_drills() {
 #[test]
 fn whole_numbers_are_chosen_by_name_alone() {
     let dtype = |text| read(text).unwrap().model.dtype;
-    assert_eq!(dtype("model: {dtype: int8}\n"), Dtype::Int8);
-    assert_eq!([dtype(""), dtype("model: {dtype: null}\n")], [Dtype::Bf16; 2]);
-    assert_eq!(dtype("model: {dtype: int4}\n"), Dtype::Int4);
-    assert_eq!(dtype("model: {dtype: fp8}\n"), Dtype::Fp8);
+    assert_eq!(dtype("model: {dtype: int8}\n"), Some(Dtype::Int8));
+    assert_eq!([dtype(""), dtype("model: {dtype: null}\n"), dtype("model: {dtype: auto}\n")], [None; 3]);
+    assert_eq!(dtype("model: {dtype: int4}\n"), Some(Dtype::Int4));
+    assert_eq!(dtype("model: {dtype: fp8}\n"), Some(Dtype::Fp8));
     assert!(refusal("model: {dtype: int2}\n").contains("`int8`, `fp8`, `int4`"));
     let kv = |text| {
         let config = read(text).unwrap();
-        config.kv_dtype(config.model.dtype)
+        config.kv_dtype(config.model.dtype.unwrap_or(Dtype::Bf16))
     };
     assert_eq!([kv(""), kv("kv: {cache_dtype: auto}\n"), kv("model: {dtype: int8}\n")], [Dtype::Bf16; 3]);
     assert_eq!(kv("model: {dtype: f32}\n"), Dtype::F32);

@@ -13,8 +13,8 @@ use faser_models::{
 };
 use faser_topology::DraftPlace;
 
-use crate::draft_dtype::draft_dtype;
 use crate::error::LoadError;
+use crate::held_dtype::{draft_dtype, target_dtype};
 use crate::locate;
 
 /// How far loading is: which model, and its weights.
@@ -70,7 +70,8 @@ pub(crate) fn all_target_shards(config: &Config) -> Vec<Shard> {
 /// # Errors
 /// A file that is missing or wrong, or models that do not go together.
 pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
-    let dtype = config.model.dtype;
+    // What is held in what is seen when both are there.
+    let dtype = config.model.dtype.unwrap_or(Dtype::Bf16);
     let authors = config.model.generation_config;
     let context = config.scheduler.max_context;
     let mut pair = match &config.model.source {
@@ -147,7 +148,10 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
     }
     pair.notes.extend(without_rows(pair.tokenizer.left_out()));
     pair.notes.extend(pair.draft.as_ref().and_then(kind_of_draft));
-    pair.weights.draft_dtype = draft_dtype(config, pair.draft.is_some(), on_gpu);
+    pair.weights.dtype = target_dtype(config, (&pair.target, pair.weights.target.path()), on_gpu)?;
+    let draft =
+        pair.draft.as_ref().map(|draft| (draft, pair.weights.draft.as_ref().and_then(WeightSource::path)));
+    pair.weights.draft_dtype = draft_dtype(config, pair.weights.dtype, draft, on_gpu)?;
     for (which, source, dtype) in [
         ("target", Some(&pair.weights.target), pair.weights.dtype),
         ("draft", pair.weights.draft.as_ref(), pair.weights.draft_dtype),
@@ -158,7 +162,7 @@ pub(crate) fn pair(config: &Config, on_gpu: bool) -> Result<Pair, LoadError> {
     Ok(pair)
 }
 
-/// What becomes of the quantised weights of a safetensors checkpoint.
+/// What becomes of quantised weights.
 fn quantised(
     which: &str,
     source: &WeightSource,
@@ -166,12 +170,19 @@ fn quantised(
     on_gpu: bool,
 ) -> Result<Option<String>, ModelError> {
     let WeightSource::Folder(path, model) = source else { return Ok(None) };
-    let Some(quantisation) = model.quantised else { return Ok(None) };
+    let has_four_bits = match model.quantised {
+        Some(quantisation) => quantisation.has_four_bits(),
+        None if model.in_blocks => false,
+        None => return Ok(None),
+    };
     let OwnBits { kept, on_gpu: kept_there, others, why, fp8_on_gpu } = model.own_bits(path)?;
     // In int4, and what the others are then.
     let all = kept + others;
     let (kept, beside) = if on_gpu { (kept_there, Dtype::Bf16) } else { (kept, Dtype::Int8) };
     let others = all - kept;
+    if all == 0 && model.in_blocks {
+        return Ok(None);
+    }
     if all == 0 {
         let held = match dtype {
             Dtype::Int4 => beside,
@@ -194,10 +205,11 @@ fn quantised(
             let widened = if others > 0 { format!(", {others} in bf16") } else { String::new() };
             format!("{which}: {fp8_on_gpu} matrices are held in their own 8 bits (FP8){widened}")
         }
+        (Dtype::Int8, 0) if !on_gpu => format!("{which}: its {all} quantised matrices are held in int8"),
         _ if on_gpu && fp8_on_gpu > 0 => format!(
             "{which}: quantised matrices are widened to {dtype} as they are loaded; `model.dtype: fp8` holds {fp8_on_gpu} of {all} in their own 8 bits"
         ),
-        (_, 0) if quantisation.has_four_bits() => {
+        (_, 0) if has_four_bits => {
             format!("{which}: quantised matrices are widened to {dtype} as they are loaded{why}")
         }
         (_, 0) => format!("{which}: quantised matrices are widened to {dtype} as they are loaded"),

@@ -2,9 +2,9 @@
 
 mod config_pair;
 pub mod costs;
-mod draft_dtype;
 pub mod error;
 mod fetch;
+mod held_dtype;
 pub mod load_pairs;
 pub mod locate;
 mod place_pair;

@@ -20,9 +20,9 @@ use faser_topology::{
 use serde::Serialize;
 
 use crate::config_pair::{Watch, all_target_shards, model_name, target_config};
-use crate::draft_dtype::draft_dtype;
 use crate::error::LoadError;
 use crate::fetch::fetched;
+use crate::held_dtype::{Stored, draft_dtype, target_dtype};
 use crate::locate;
 use crate::plan_nodes::{ModelOnNodes, NodeMachine, NodesPlan, over_nodes};
 use crate::shares::{beside_past_outputs, of_past_outputs};
@@ -150,18 +150,22 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     let draft = models.draft.as_ref().map(of_draft_alone);
     let (target_bytes, draft_bytes);
     target_bytes = |share: &_, dtype: &_| target.bytes(share, dtype);
-    let draft_held = draft_dtype(config, of_draft.is_some(), on_gpu);
+    fn stored(shape: &NamedShape) -> Stored<'_> {
+        (&shape.config, shape.file.as_deref())
+    }
+    let target_held = target_dtype(config, stored(&models.target), on_gpu)?;
+    let draft_held = draft_dtype(config, target_held, models.draft.as_ref().map(stored), on_gpu)?;
     notes.extend(of_past_outputs(config));
     let held = draft_held.to_string();
     draft_bytes = |share: &_, dtype: &_| match &draft {
         // What is held apart stays as it is where the target is held in less.
-        Some(draft) if draft_held != config.model.dtype => draft.bytes(share, &held),
+        Some(draft) if draft_held != target_held => draft.bytes(share, &held),
         Some(draft) => draft.bytes(share, dtype),
         // Nobody asks.
         None => target.bytes(share, dtype),
     };
-    let dtype = config.model.dtype.to_string();
-    let others: Vec<String> = smaller(config.model.dtype, on_gpu).iter().map(ToString::to_string).collect();
+    let dtype = target_held.to_string();
+    let others: Vec<String> = smaller(target_held, on_gpu).iter().map(ToString::to_string).collect();
     let others: Vec<&str> = others.iter().map(String::as_str).collect();
     let request = PlanRequest {
         target: target.model(&target_bytes),
@@ -194,7 +198,7 @@ pub fn plan(config: &Config) -> Result<PlanReport, LoadError> {
     if config.node.is_some() || shards[0].stages > 1 {
         let count = config.node.as_ref().map_or(1, |node| node.place.of);
         shards[0].check(&models.target.config)?;
-        let of_target = |shard| target.computed(shard, config.model.dtype);
+        let of_target = |shard| target.computed(shard, target_held);
         let target = ModelOnNodes { shape: &models.target.config, bytes: &of_target };
         // Nobody asks where there is none.
         let of_draft = |shard| match &draft {

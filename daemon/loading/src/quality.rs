@@ -19,7 +19,7 @@ pub fn quality(
     most: usize,
     watch: Watch<'_>,
 ) -> Result<(Quality, Dtype), LoadError> {
-    let held = [("model.dtype", Some(config.model.dtype)), ("kv.cache_dtype", config.kv.cache_dtype)];
+    let held = [("model.dtype", config.model.dtype), ("kv.cache_dtype", config.kv.cache_dtype)];
     if let Some((key, _)) = held.into_iter().find(|(_, dtype)| *dtype == Some(Dtype::Fp8)) {
         let message = format!(
             "`--quality` reads the text on the CPU, which has no `{key}: fp8`: leave it out, or choose another dtype for it"

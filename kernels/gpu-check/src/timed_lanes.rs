@@ -53,6 +53,7 @@ pub(super) fn shape(draft: bool, small: bool, max_context: usize) -> ModelConfig
         mask_token: None,
         head: None,
         quantised: None,
+        in_blocks: false,
         notes: Vec::new(),
     }
 }

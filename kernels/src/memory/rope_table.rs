@@ -192,10 +192,18 @@ fn frequency(spec: &RopeSpec, i: usize) -> f32 {
             (plain / f64::from(own[i])) as f32
         }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => {
-            let (low, high) = (f64::from(low_freq_factor), f64::from(high_freq_factor));
-            let turns = original_max_positions as f64 * plain / (2.0 * PI);
-            let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-            (plain * (kept + (1.0 - kept) / f64::from(factor))) as f32
+            // Rounded as transformers rounds it: at far positions a frequency's last bit is much of an angle.
+            let plain = plain as f32;
+            let wavelength = 2.0 * std::f32::consts::PI / plain;
+            let positions = original_max_positions as f32;
+            if wavelength > positions / low_freq_factor {
+                plain / factor
+            } else if wavelength < positions / high_freq_factor {
+                plain
+            } else {
+                let kept = (positions / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                (1.0 - kept) * plain / factor + kept * plain
+            }
         }
     }
 }

@@ -103,6 +103,7 @@ impl ModelConfig {
             mask_token: mask_token(keys, vocab)?,
             head: None,
             quantised: weight_quantisation::read(keys)?,
+            in_blocks: false,
             notes: stretched(max_context, longest, &sliding_rope),
         };
         if let Some(quantised) = config.quantised {

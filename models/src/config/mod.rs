@@ -75,6 +75,8 @@ pub struct ModelConfig {
     pub head: Option<HeadSpec>,
     /// How matrices are quantised in its safetensors files, if they are.
     pub quantised: Option<WeightQuantisation>,
+    /// It is a GGUF file that has matrices in blocks of fewer bits.
+    pub in_blocks: bool,
     /// What of its files is not as one might think, for whoever reads the log.
     pub notes: Vec<String>,
 }

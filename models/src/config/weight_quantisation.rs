@@ -76,6 +76,12 @@ impl WeightQuantisation {
         }
     }
 
+    /// Whether it has an integer of 8 bits for a number.
+    #[must_use]
+    pub fn has_eight_bit_integers(self) -> bool {
+        !self.has_four_bits() && !matches!(self, WeightQuantisation::Bytes { integers: false, .. })
+    }
+
     /// Whether it has 4 bits for a number.
     #[must_use]
     pub fn has_four_bits(self) -> bool {

@@ -182,7 +182,7 @@ pub(crate) fn config(gguf: &Gguf<'_>) -> Result<ModelConfig, ModelError> {
     let config = ModelConfig::from_keys(&keys, None).map_err(|error| renamed(error, architecture))?;
     let of_file = std::iter::once(described(gguf)).chain(not_read(metadata, architecture));
     let notes = of_file.chain(config.notes).collect();
-    Ok(ModelConfig { notes, ..config })
+    Ok(ModelConfig { notes, in_blocks: has_blocks(gguf), ..config })
 }
 
 /// Reads what config.json has of experts; false if there are none. Of `llama` they are as wide as `feed_forward_length` says. As llama.cpp has
@@ -233,25 +233,22 @@ fn not_read(metadata: &Metadata<'_>, architecture: &str) -> Option<String> {
     (!others.is_empty()).then(|| format!("the metadata have what is not read: {}", others.join(", ")))
 }
 
+/// Whether some of it is quantised.
+fn has_blocks(gguf: &Gguf<'_>) -> bool {
+    gguf.tensors.values().any(|tensor| matches!(tensor.format, Format::Blocks(_)))
+}
+
 /// What is in the file.
 fn described(gguf: &Gguf<'_>) -> String {
-    let mut formats: BTreeMap<&str, (usize, bool)> = BTreeMap::new();
+    let mut formats: BTreeMap<&str, usize> = BTreeMap::new();
     for tensor in gguf.tensors.values() {
-        let blocks = matches!(tensor.format, Format::Blocks(_));
-        formats.entry(tensor.format.name()).or_insert((0, blocks)).0 += 1;
+        *formats.entry(tensor.format.name()).or_default() += 1;
     }
-    let tensors: Vec<String> =
-        formats.iter().map(|(name, (count, _))| format!("{count} of {name}")).collect();
+    let tensors: Vec<String> = formats.iter().map(|(name, count)| format!("{count} of {name}")).collect();
     let text = |key: &str| gguf.metadata.text(key).ok().flatten().unwrap_or("none");
     let tokens = gguf.metadata.texts("tokenizer.ggml.tokens").ok().flatten().map_or(0, |all| all.len());
-    let widened = match formats.values().any(|(_, blocks)| *blocks) {
-        true => {
-            "; those in blocks are widened to the model's dtype as they are loaded (4-bit ones stay as they are in int4)"
-        }
-        false => "",
-    };
     format!(
-        "GGUF {}, {}; tensors: {}{widened}; tokenizer {} ({}), {tokens} tokens",
+        "GGUF {}, {}; tensors: {}; tokenizer {} ({}), {tokens} tokens",
         gguf.version,
         text("general.architecture").escape_debug(),
         tensors.join(", "),

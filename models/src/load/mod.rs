@@ -91,14 +91,17 @@ pub(crate) struct CpuPacker {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packing {
     pub(crate) dtype: Dtype,
-    /// Its safetensors files have quantised matrices: others were kept from it.
+    /// Its safetensors files have quantised matrices.
     quantised: bool,
+    /// They have, or its GGUF file has: others were kept from it.
+    others_kept: bool,
 }
 
 impl Packing {
     /// Of a model that is held in `dtype`.
     pub(crate) fn new(config: &ModelConfig, dtype: Dtype) -> Packing {
-        Packing { dtype, quantised: config.quantised.is_some() }
+        let quantised = config.quantised.is_some();
+        Packing { dtype, quantised, others_kept: quantised || config.in_blocks }
     }
 
     /// In what a matrix is asked for. In int4 an LM head is int8, as in the mixes of llama.cpp, and so is what a quantised checkpoint has
@@ -107,7 +110,7 @@ impl Packing {
         if tensor.ends_with(ROUTER) {
             return Dtype::F32;
         }
-        let is_kept = self.quantised || tensor == HEAD || tensor == EMBEDDING;
+        let is_kept = self.others_kept || tensor == HEAD || tensor == EMBEDDING;
         if self.dtype == Dtype::Int4 && is_kept && !sources.iter().all(has_own_bits) {
             return Dtype::Int8;
         }

@@ -7,7 +7,7 @@ use faser_kernels::{Dtype, Source};
 use super::open_files::open_files;
 use super::{HeldRows, Packer, Packing, has_own_bits, load};
 use crate::checkpoint::has_weights;
-use crate::{ModelConfig, ModelError, Shard};
+use crate::{ModelConfig, ModelError, Shard, WeightQuantisation};
 
 /// Matrices of a model's layers that its files have quantised; projections of one input are one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +38,28 @@ impl ModelConfig {
             })?;
         }
         Ok(counter.found)
+    }
+}
+
+impl ModelConfig {
+    /// In what a CPU holds the model with as few bits more than `path` has as there are kernels for: int4 if it has matrices of 4 bits that stay as they are,
+    /// int8 if others are quantised in whole numbers, else bf16.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::own_bits`].
+    pub fn own_dtype(&self, path: &Path) -> Result<Dtype, ModelError> {
+        if !self.in_blocks && self.quantised.is_none() {
+            return Ok(Dtype::Bf16);
+        }
+        let OwnBits { kept, others, .. } = self.own_bits(path)?;
+        let in_8_bits =
+            self.in_blocks || self.quantised.is_some_and(WeightQuantisation::has_eight_bit_integers);
+        Ok(match (kept, others) {
+            (0, 0) => Dtype::Bf16,
+            (0, _) if in_8_bits => Dtype::Int8,
+            (0, _) => Dtype::Bf16,
+            _ => Dtype::Int4,
+        })
     }
 }
 

@@ -119,6 +119,7 @@ impl SyntheticSpec {
             mask_token: self.mask_token,
             head: None,
             quantised: None,
+            in_blocks: false,
             notes: Vec::new(),
         }
     }

@@ -283,8 +283,7 @@ fn logits_are_those_of_a_forward_pass_over_the_blocks_that_gguf_widens() {
     println!("{error} of {most}");
     assert!(error < 1e-3 && most > 1.0, "{error} of {most}");
     let note = &model.config().notes[0];
-    for part in ["GGUF 3, llama", "5 of F32", "4 of Q4_K", "widened", "tokenizer llama (default), 300 tokens"]
-    {
+    for part in ["GGUF 3, llama", "5 of F32", "4 of Q4_K", "tokenizer llama (default), 300 tokens"] {
         assert!(note.contains(part), "{part}: {note}");
     }
 }
