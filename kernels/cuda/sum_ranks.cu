@@ -73,7 +73,8 @@ template <bool FOURS> DEVICE void take(const SumRanksArgs &a, const float *slots
 }
 
 KERNEL(256, 80) sum_ranks(SumRanksArgs a) {
-    if (*left(a)) return;
+    // Another block may be leaving: all threads go on, or none.
+    if (__syncthreads_or(*left(a))) return;
     const u32 block = blockIdx.x, call = *calls(a, block) + 1;
     const u32 part = ((a.len + gridDim.x - 1) / gridDim.x + 3) / 4 * 4;
     const u32 first = block * part < a.len ? block * part : a.len, count = a.len - first < part ? a.len - first : part;

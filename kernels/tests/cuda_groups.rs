@@ -350,6 +350,35 @@ fn who_waits_in_the_driver_is_let_go_when_the_group_ends() {
 }
 
 #[test]
+fn rooms_are_there_as_long_as_anything_queued_may_write_into_them() {
+    let name = "rooms_are_there_as_long_as_anything_queued_may_write_into_them";
+    let report = inside(name, &[FOUR], || {
+        let slots = nccl_group(2, GroupTerms::within(PATIENT)).expect("the fake NCCL is there");
+        let [asked, left] = [(); 2].map(|()| Barrier::new(2));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut own = Rank::open(0, &slots[0]).expect("a lane");
+                let memory = DeviceBuffer::zeroed(own.lane.gpu(), 8192, "a sum").expect("a call");
+                // More than is done until it is seen that the group is over, and then a sum that nobody waits for.
+                for _ in 0..5000 {
+                    own.lane.clear(memory.ptr(), 4).expect("a call");
+                }
+                own.lane.all_reduce_sum(memory.ptr(), 1024, Element::F32).expect("a call");
+                asked.wait();
+                left.wait();
+                drop(own);
+            });
+            let own = Rank::open(1, &slots[1]).expect("a lane");
+            asked.wait();
+            slots[1].abort("as was wished");
+            drop(own);
+            left.wait();
+        });
+    });
+    assert!(report.is_none_or(|report| report.contains("memory left 0\n")));
+}
+
+#[test]
 fn sums_of_more_than_two_ranks_are_in_order_over_peers_or_refused() {
     let name = "sums_of_more_than_two_ranks_are_in_order_over_peers_or_refused";
     inside(name, &[FOUR, BY_NCCL], || {

@@ -448,7 +448,7 @@ pub(crate) fn opened(
         let joined = made.and_then(|mut backend| {
             let small_sums = backend.join(slot)?;
             if slot.rank() == 0 {
-                tell(small_sums);
+                tell(small_sums, if spec.drafts { "draft" } else { "target" });
             }
             Ok(backend)
         });
@@ -457,12 +457,12 @@ pub(crate) fn opened(
 }
 
 /// How a group adds up is seen in its speed alone.
-fn tell(small_sums: SmallSums) {
+fn tell(small_sums: SmallSums, which: &str) {
     match small_sums {
-        SmallSums::Peers => tracing::info!("small sums over GPUs go over each other's memory"),
-        SmallSums::Nccl => tracing::info!("sums over GPUs go by NCCL"),
+        SmallSums::Peers => tracing::info!("small sums of the {which} over GPUs go over each other's memory"),
+        SmallSums::Nccl => tracing::info!("sums of the {which} over GPUs go by NCCL"),
         SmallSums::Unproven => tracing::warn!(
-            "sums over GPUs go by NCCL: the driver says that these GPUs may write each other's memory, but what they wrote did not come, or wrong \
+            "sums of the {which} over GPUs go by NCCL: the driver says that these GPUs may write each other's memory, but what they wrote did not come, or wrong \
              (an IOMMU or PCIe's access control between them does that). `device.custom_all_reduce: false` says so, and saves the attempt at each start"
         ),
     }

@@ -243,7 +243,7 @@ fn device(mut fields: Fields<'_>, model: &ModelSection, nodes: usize) -> Result<
         && kind != DeviceKind::Cpu
     {
         let problem = format!(
-            "cannot be had over {tensor_parallel} GPUs (`device.tensor_parallel`) {why}: NCCL has every sum there. Leave it out"
+            "cannot be had over {tensor_parallel} GPUs (`device.tensor_parallel`) {why}: NCCL has every sum of the target there. Leave it out"
         );
         return Err(fields.wrong("custom_all_reduce", problem));
     }

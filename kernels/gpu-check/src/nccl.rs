@@ -71,9 +71,12 @@ pub fn nccl(setting: &Setting, report: &mut Report<'_>) -> CheckResult {
         let both = [0, 0, 0].map(AtomicUsize::new);
         let found = on_both(ordinals, terms(PATIENT), |gpu, slot| sums(gpu, slot, setting, &both))?;
         if custom_all_reduce && found[0].replayed.is_none() {
-            let wrong = found[0].small_sums == Some(SmallSums::Unproven);
-            report.right("what the driver says of these GPUs' ways to each other's memory", !wrong);
-            report.says("these GPUs may not write each other's memory: all sums are NCCL's");
+            if found[0].small_sums == Some(SmallSums::Unproven) {
+                let words = "what GPUs write to each other's memory, as the driver says that they may, comes as it was written";
+                report.right(words, false);
+            } else {
+                report.says("these GPUs may not write each other's memory: all sums are NCCL's");
+            }
             break;
         }
         let way = if custom_all_reduce { "over each other's memory" } else { "by NCCL" };

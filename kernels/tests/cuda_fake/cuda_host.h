@@ -252,6 +252,7 @@ inline void multiply_add(float *c, const uint32_t *a, uint32_t b0, uint32_t b1) 
 #define gridDim (emu::grid_size)
 inline void __syncthreads() { emu::yield(emu::AT_BLOCK); }
 inline int __syncthreads_and(int set) { return emu::all_of_block(set); }
+inline int __syncthreads_or(int set) { return !emu::all_of_block(!set); }
 // Blocks run one after the other, and see what was written.
 inline void __threadfence() {}
 inline void __syncwarp(unsigned = ~0u) { emu::yield(emu::AT_WARP); }

@@ -31,6 +31,9 @@ const MARK_EVERY: usize = 16;
 /// How long sums may take by which ranks find out whether they may write each other's memory.
 const TRIAL: Duration = Duration::from_secs(10);
 
+/// After so long a GPU hangs on which nothing waits for others any more.
+const DRAINED: Duration = Duration::from_secs(30);
+
 /// How the small sums of a group's ranks go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SmallSums {
@@ -115,23 +118,41 @@ impl CudaLane {
         if in_order && group.ranks() > 2 && group.peers().is_none() {
             return Err(CudaError::NoPeers { ranks: group.ranks() });
         }
-        (self.group, self.in_order) = (Some(group), in_order);
+        (self.in_order, self.group) = (in_order && group.ranks() > 2, Some(group));
         self.marks = vec![Event::new(&self.gpu)?, Event::new(&self.gpu)?];
         Ok(small_sums)
     }
 
-    /// Whether sums over the others' memory are what they must be: one through each slot.
+    /// Whether sums over the others' memory are what they must be: two on each partition, through both slots of the blocks that they take.
     fn prove(&mut self, group: &Nccl, mut arena: Arena) -> Result<bool, CudaError> {
         let Some(peers) = group.peers() else { return Ok(false) };
+        let mut right = true;
+        for partition in 0..self.streams.len() {
+            self.current = partition;
+            let found = self.prove_here(group, peers, &mut arena);
+            if found.is_err() {
+                // The arena goes when nothing uses it any more.
+                peers.stop().set(0);
+                self.drain();
+            }
+            right &= found?;
+        }
+        self.current = 0;
+        Ok(right)
+    }
+
+    /// The same on the partition in use. Where one failed nobody waits in the next.
+    fn prove_here(&mut self, group: &Nccl, peers: &Peers, arena: &mut Arena) -> Result<bool, CudaError> {
+        arena.clear();
         // Whole numbers, of which any order has the same sum; that of two sums is as many times the first as there are ranks.
         let value = |rank: usize, i: usize| ((i * 7 + rank * 31) % 127) as f32;
         let own: Vec<f32> = (0..TRIAL_LEN).map(|i| value(group.rank(), i)).collect();
         let at = arena.put(&own);
-        self.send(&mut arena)?;
+        self.send(arena)?;
         for _ in 0..2 {
             self.launch(&peers.sum(at, TRIAL_LEN))?;
         }
-        self.fetch(&mut arena)?;
+        self.fetch(arena)?;
         let (begun, within) = (Instant::now(), TRIAL.min(group.deadline()));
         let mut in_time = true;
         // It is not lost to the lane: what does not come is stopped, and others are asked.
@@ -455,8 +476,20 @@ impl CudaLane {
         {
             // What waited for other ranks leaves the stream.
             group.end();
-            let _ = self.wait(&mut || {});
+            self.drain();
         }
+    }
+
+    /// Waits for the stream, whatever the group says; not for a GPU that hangs.
+    fn drain(&mut self) {
+        let begun = Instant::now();
+        // SAFETY: the stream lives.
+        while unsafe { sys::cuStreamQuery(self.stream()) } == sys::CUresult::CUDA_ERROR_NOT_READY
+            && begun.elapsed() < DRAINED
+        {
+            std::thread::yield_now();
+        }
+        (self.busy, self.waits_since) = (false, None);
     }
 
     /// Asks how far the device is, once: true if it has done everything, and what it wrote for the host is seen.

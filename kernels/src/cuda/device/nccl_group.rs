@@ -243,6 +243,12 @@ impl Shared {
         self.aborted.get().map_or(Ok(()), over)
     }
 
+    /// A rank has nothing to be stopped any more. Freeing that may wait, which no other rank does for it.
+    fn forget_stop(&self, rank: usize) {
+        let stop = self.stops()[rank].take();
+        drop(stop);
+    }
+
     fn stops(&self) -> MutexGuard<'_, Vec<Option<Arc<Flags>>>> {
         self.stops.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -368,10 +374,8 @@ impl Nccl {
     pub(super) fn settle_peers(&mut self, right: bool) -> Result<(), CudaError> {
         let shared = self.shared.clone();
         let (Some(meeting), Some(peers)) = (&shared.meeting, self.peers.take()) else { return Ok(()) };
-        self.peers = meeting.settle(peers, right, &mut shared.all_come())?;
-        if self.peers.is_none() {
-            shared.stops()[self.rank] = None;
-        }
+        self.peers =
+            meeting.settle(peers, right, &mut shared.all_come(), &|| shared.forget_stop(self.rank))?;
         Ok(())
     }
 
@@ -441,6 +445,6 @@ impl Drop for Nccl {
         // Calls that all have come to are not disturbed; whoever waits for another of this rank would wait in vain.
         self.shared.states[self.rank].left.store(true, SeqCst);
         self.end();
-        self.shared.stops()[self.rank] = None;
+        self.shared.forget_stop(self.rank);
     }
 }

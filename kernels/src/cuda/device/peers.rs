@@ -123,18 +123,19 @@ impl Meeting {
         if all_may { Ok(Some(peers)) } else { self.let_go(peers, wait).map(|()| None) }
     }
 
-    /// The ways, if on all ranks they did what they should.
+    /// The ways, if on all ranks they did what they should. Else all is freed that they took, also what others may stop the rank by.
     pub(super) fn settle(
         &self,
         peers: Peers,
         right: bool,
         wait: Wait<'_>,
+        forget_stop: &dyn Fn(),
     ) -> Result<Option<Peers>, CudaError> {
         if self.right.ask(peers.rank, right, wait)? {
-            Ok(Some(peers))
-        } else {
-            self.let_go(peers, wait).map(|()| None)
+            return Ok(Some(peers));
         }
+        forget_stop();
+        self.let_go(peers, wait).map(|()| None)
     }
 
     /// Freeing a room waits for its GPU: that is done before anyone asks for a sum there.
@@ -205,5 +206,6 @@ impl Drop for Peers {
 
 /// Numbers that a call may have.
 fn most_len(ranks: usize) -> usize {
-    MOST_WRITTEN / size_of::<f32>() / (ranks - 1).max(1)
+    // In fours: pieces of a longer sum begin where kernels read four at once.
+    MOST_WRITTEN / size_of::<f32>() / (ranks - 1).max(1) / 4 * 4
 }
