@@ -357,7 +357,7 @@ fn rooms_are_there_as_long_as_anything_queued_may_write_into_them() {
         let [asked, left] = [(); 2].map(|()| Barrier::new(2));
         thread::scope(|scope| {
             scope.spawn(|| {
-                let mut own = Rank::open(0, &slots[0]).expect("a lane");
+                let mut own = Rank::open(1, &slots[1]).expect("a lane");
                 let memory = DeviceBuffer::zeroed(own.lane.gpu(), 8192, "a sum").expect("a call");
                 // More than is done until it is seen that the group is over, and then a sum that nobody waits for.
                 for _ in 0..5000 {
@@ -366,11 +366,13 @@ fn rooms_are_there_as_long_as_anything_queued_may_write_into_them() {
                 own.lane.all_reduce_sum(memory.ptr(), 1024, Element::F32).expect("a call");
                 asked.wait();
                 left.wait();
+                let gpu = own.lane.gpu().clone();
                 drop(own);
+                gpu.finish().expect("a GPU that is well");
             });
-            let own = Rank::open(1, &slots[1]).expect("a lane");
+            let own = Rank::open(0, &slots[0]).expect("a lane");
             asked.wait();
-            slots[1].abort("as was wished");
+            slots[0].abort("as was wished");
             drop(own);
             left.wait();
         });
